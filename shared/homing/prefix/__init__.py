@@ -1,0 +1,18 @@
+"""Chained hashes of a prompt's blocks, and at which depths they are worth sending.
+
+Pure functions, standard library only. Client, coordinator and engine all use these, so a block has
+one name everywhere. Knows nothing of requests, ranks or tensors.
+"""
+
+from homing.prefix.hashing import DIGEST_BYTES, BlockHash, block_hashes, extend_hashes, prefix_salt
+from homing.prefix.points import num_routing_points, routing_points
+
+__all__ = [
+    "DIGEST_BYTES",
+    "BlockHash",
+    "block_hashes",
+    "extend_hashes",
+    "num_routing_points",
+    "prefix_salt",
+    "routing_points",
+]
