@@ -1,0 +1,48 @@
+"""Receiving and sending multipart messages without needless copies.
+
+Small frames become `bytes`: cheaper than holding a zmq frame object for each. Frames of `ZERO_COPY_BYTES` and
+more stay in libzmq's buffer, and are sent on from there by reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import zmq
+from typing_extensions import Buffer
+
+ZERO_COPY_BYTES = 65536
+"""pyzmq's own default threshold; below it a copy is cheaper than the bookkeeping."""
+
+MAX_BURST = 256
+"""Messages drained before the caller gets a turn to look at its clock."""
+
+MAX_FRAME_BYTES = 64 * 2**20
+"""A peer that sends a larger frame is disconnected by libzmq: nothing we send comes near."""
+
+
+def drain(socket: zmq.Socket[bytes]) -> Iterator[list[Buffer]]:
+    """Messages that are there now, `MAX_BURST` at most; never waits."""
+    for _ in range(MAX_BURST):
+        try:
+            frames = socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return
+        yield [f.bytes if len(f) < ZERO_COPY_BYTES else cast(Buffer, f) for f in frames]
+
+
+def send(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> None:
+    """Hand the frames to libzmq. Raises `zmq.ZMQError` (EAGAIN, EHOSTUNREACH) instead of waiting."""
+    socket.send_multipart(cast(Any, frames), flags=zmq.NOBLOCK, copy=False)
+
+
+def new_socket(kind: int, *, send_queue: int, receive_queue: int) -> zmq.Socket[bytes]:
+    """A socket that drops its unsent messages on close and bounds its queues; 0 is no bound."""
+    socket = cast("zmq.Socket[bytes]", zmq.Context.instance().socket(kind))
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, send_queue)
+    socket.setsockopt(zmq.RCVHWM, receive_queue)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    return socket

@@ -1,0 +1,62 @@
+"""Router: the coordinator's end. One bound socket, every peer behind its identity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+
+import zmq
+from typing_extensions import Buffer
+
+from homing.errors import ConfigError
+from homing.transport import frames as frames_
+
+
+class SendResult(Enum):
+    """What became of a message."""
+
+    SENT = "sent"  # in the peer's queue
+    GONE = "gone"  # no peer of this identity is connected
+    FULL = "full"  # the peer does not read, and its queue is full
+
+
+class Router:
+    """A bound ROUTER socket that never blocks on a peer."""
+
+    def __init__(self, address: str, *, send_queue: int) -> None:
+        """Bind `address`; `tcp://HOST:0` takes a free port. `send_queue` bounds the messages that wait
+        for one peer. Raises `ConfigError` when the address cannot be bound."""
+        self._socket = frames_.new_socket(
+            zmq.ROUTER, send_queue=send_queue, receive_queue=send_queue
+        )
+        # Without MANDATORY a message to a peer that left vanishes without a word. With HANDOVER a peer
+        # whose connection broke gets its identity back at once, not when the old one times out.
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            raise ConfigError(f"cannot bind {address}: {error.strerror or error}") from error
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def receive(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
+        """Wait up to `timeout_s` for a message, then yield a burst of (sender identity, frames)."""
+        if self._socket.poll(round(timeout_s * 1000), zmq.POLLIN):
+            for identity, *frames in frames_.drain(self._socket):
+                yield bytes(identity), frames
+
+    def send(self, identity: bytes, frames: Sequence[Buffer]) -> SendResult:
+        """Queue a message for a peer; never blocks."""
+        try:
+            frames_.send(self._socket, [identity, *frames])
+        except zmq.Again:
+            return SendResult.FULL
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return SendResult.GONE
+        return SendResult.SENT
+
+    def close(self) -> None:
+        self._socket.close()
