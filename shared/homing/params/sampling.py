@@ -1,8 +1,8 @@
 """SamplingParams: how one request wants its tokens chosen and when they end.
 
 Checked at construction, so a value that exists is a value that an engine can honour (what depends
-on the model, such as a token id's upper bound, is checked by `check_vocabulary`). Crosses the wire as
-a msgpack map of the fields that differ from their defaults.
+on the model, such as a token id's upper bound, is checked by `check_vocabulary`). Crosses the
+wire as a msgpack map of the fields that differ from their defaults.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ MAX_STOP_WORDS = 16
 MAX_SEED = 2**63 - 1
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class SamplingParams(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """Parameters of one generation. Bad values raise `InvalidRequest`, a `ValueError`.
 
     Log-probabilities are those of the model itself: the log-softmax of the raw logits, in nats,
@@ -82,7 +84,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _in_range("min_tokens", self.min_tokens, 0, self.num_tokens_to_generate)
         if self.top_n_logprobs and not self.return_log_probs:
             raise InvalidRequest("top_n_logprobs needs return_log_probs", field="top_n_logprobs")
-        _in_range("the number of stop_words", len(self.stop_words), 0, MAX_STOP_WORDS, field="stop_words")
+        _in_range(
+            "the number of stop_words", len(self.stop_words), 0, MAX_STOP_WORDS, field="stop_words"
+        )
         if any(not word for word in self.stop_words):
             raise InvalidRequest("stop_words holds an empty string", field="stop_words")
         for token, bias in self.logit_bias.items():

@@ -1,7 +1,7 @@
 """h[i] = BLAKE2b-128(key = salt, h[i-1] || tokens of block i as little-endian uint32).
 
-Only full blocks have a hash. Chaining makes a hash name the whole prefix up to its block: equal hashes
-mean equal tokens from position 0, under the same salt.
+Only full blocks have a hash. Chaining makes a hash name the whole prefix up to its block: equal
+hashes mean equal tokens from position 0, under the same salt.
 """
 
 from __future__ import annotations

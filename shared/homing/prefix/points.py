@@ -1,9 +1,9 @@
 """Routing points: the depths whose block hashes a client sends.
 
-Every block to the 16th, then every 16th to the 512th, then every 64th, and always the prompt's last full
-block. Apart from that last one the schedule does not depend on the prompt's length, so that long and
-short prompts meet at the same depths; a prompt of 131,072 tokens costs the coordinator about 170
-look-ups instead of 8,192.
+Every block to the 16th, then every 16th to the 512th, then every 64th, and always the prompt's
+last full block. Apart from that last one the schedule does not depend on the prompt's length, so
+that long and short prompts meet at the same depths; a prompt of 131,072 tokens costs the
+coordinator about 170 look-ups instead of 8,192.
 """
 
 from __future__ import annotations

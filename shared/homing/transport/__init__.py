@@ -1,7 +1,7 @@
 """Sockets that carry multipart messages; the only package that imports zmq.
 
-Knows nothing of what the frames mean. No call here blocks on a peer: a send answers at once whether the
-message was taken, a receive waits no longer than it is told.
+Knows nothing of what the frames mean. No call here blocks on a peer: a send answers at once
+whether the message was taken, a receive waits no longer than it is told.
 """
 
 from homing.transport.asyncio_dealer import AsyncDealer

@@ -14,8 +14,8 @@ from homing.transport import frames as frames_
 class AsyncDealer:
     """A connected DEALER socket that calls `on_message` for each message, on the running loop.
 
-    libzmq's descriptor is edge triggered: it signals once, and any call on the socket may swallow the
-    signal. So each turn drains a burst and, when more may be there, asks for another turn.
+    libzmq's descriptor is edge triggered: it signals once, and any call on the socket may swallow
+    the signal. So each turn drains a burst and, when more may be there, asks for another turn.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Receiving and sending multipart messages without needless copies.
 
-Small frames become `bytes`: cheaper than holding a zmq frame object for each. Frames of `ZERO_COPY_BYTES` and
-more stay in libzmq's buffer, and are sent on from there by reference.
+Small frames become `bytes`: cheaper than holding a zmq frame object for each. Frames of
+`ZERO_COPY_BYTES` and more stay in libzmq's buffer, and are sent on from there by reference.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def _owned(frame: zmq.Frame) -> Buffer:
 
 
 def send(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> None:
-    """Hand the frames to libzmq. Raises `zmq.ZMQError` (EAGAIN, EHOSTUNREACH) instead of waiting."""
+    """Hand the frames to libzmq. Raises `zmq.ZMQError` (EAGAIN, EHOSTUNREACH) instead of
+    waiting."""
     socket.send_multipart(cast(Any, frames), flags=zmq.NOBLOCK, copy=False)
 
 

@@ -24,13 +24,14 @@ class Router:
     """A bound ROUTER socket that never blocks on a peer."""
 
     def __init__(self, address: str, *, send_queue: int) -> None:
-        """Bind `address`; `tcp://HOST:0` takes a free port. `send_queue` bounds the messages that wait
-        for one peer. Raises `ConfigError` when the address cannot be bound."""
+        """Bind `address`; `tcp://HOST:0` takes a free port. `send_queue` bounds the messages that
+        wait for one peer. Raises `ConfigError` when the address cannot be bound."""
         self._socket = frames_.new_socket(
             zmq.ROUTER, send_queue=send_queue, receive_queue=send_queue
         )
-        # Without MANDATORY a message to a peer that left vanishes without a word. With HANDOVER a peer
-        # whose connection broke gets its identity back at once, not when the old one times out.
+        # Without MANDATORY a message to a peer that left vanishes without a word. With HANDOVER a
+        # peer whose connection broke gets its identity back at once, not when the old one times
+        # out.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         try:

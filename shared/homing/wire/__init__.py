@@ -30,8 +30,8 @@ from homing.wire.messages import (
 from homing.wire.payloads import (
     Delta,
     Finish,
-    FinishReason,
     FinishedRequest,
+    FinishReason,
     ModelCard,
     PromptLogProbs,
     RankInfo,

@@ -1,7 +1,8 @@
-"""pack and parse: message <-> `[metadata, frame, ...]`, derived from the declarations in `messages`.
+"""pack and parse: message <-> `[metadata, frame, ...]`, derived from the declarations in
+`messages`.
 
-The metadata codec is msgspec's: the array of each class becomes a tagged struct, so that types, ranges
-and the kind are checked in one C call.
+The metadata codec is msgspec's: the array of each class becomes a tagged struct, so that types,
+ranges and the kind are checked in one C call.
 """
 
 from __future__ import annotations
@@ -109,4 +110,5 @@ def parse(frames: Sequence[Buffer]) -> Message:
 
 def is_nil(frame: Buffer) -> bool:
     """Whether this frame stands for an absent one."""
-    return len(frame) == 1 and bytes(frame) == NIL  # type: ignore[arg-type]  # zmq.Frame has a length
+    view = memoryview(frame)
+    return view.nbytes == 1 and view[0] == NIL[0]

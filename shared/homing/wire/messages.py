@@ -1,9 +1,10 @@
 """Every message, declared once: metadata fields first, then payload frames, both in wire order.
 
-A message travels as ZMQ multipart `[metadata, frame, frame, ...]`. The metadata is a msgpack array
-`[tag, field, ...]`; its size does not depend on the prompt. A field annotated `Frame` is a payload frame:
-opaque to the coordinator unless its docstring says *read*. An absent frame is `None` here and a nil
-frame on the wire, which is not the same as an empty one. `codec` derives the bytes from these classes.
+A message travels as ZMQ multipart `[metadata, frame, frame, ...]`. The metadata is a msgpack
+array `[tag, field, ...]`; its size does not depend on the prompt. A field annotated `Frame` is a
+payload frame: opaque to the coordinator unless its docstring says *read*. An absent frame is
+`None` here and a nil frame on the wire, which is not the same as an empty one. `codec` derives
+the bytes from these classes.
 
 To add a field: last among the metadata, with a default. To change anything else: raise
 `PROTOCOL_VERSION`.
@@ -11,7 +12,7 @@ To add a field: last among the metadata, with a default. To change anything else
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
@@ -38,21 +39,21 @@ def clip(text: str) -> str:
     return text if len(text) <= 100 else text[:99] + "…"
 
 
-class Role(str, Enum):
+class Role(StrEnum):
     """What a peer of the coordinator is."""
 
     ENGINE = "engine"
     CLIENT = "client"
 
 
-class FleetState(str, Enum):
+class FleetState(StrEnum):
     """What the fleet, and each engine in it, is doing."""
 
     RUNNING = "running"
     PAUSED = "paused"
 
 
-class Command(str, Enum):
+class Command(StrEnum):
     """What a client may tell the whole fleet to do."""
 
     PAUSE = "pause"
@@ -60,7 +61,7 @@ class Command(str, Enum):
     RESET_PREFIX_CACHE = "reset_prefix_cache"
 
 
-class LostReason(str, Enum):
+class LostReason(StrEnum):
     """Why no engine will answer an attempt."""
 
     RANK_LOST = "rank_lost"  # the engine died, hung or left: submit again with what was received
@@ -172,8 +173,8 @@ class Submit(Message, frozen=True):
     sampling: Frame = None
     """`SamplingParams`."""
     block_hashes: Frame = None
-    """Read, and not forwarded: the digests at the routing points, joined. None: not hashed, route by load.
-    Empty: hashed, and shorter than one block."""
+    """Read, and not forwarded: the digests at the routing points, joined. None: not hashed, route
+    by load. Empty: hashed, and shorter than one block."""
 
 
 class Output(Message, frozen=True):
@@ -280,6 +281,4 @@ ToCoordinator = (
     Hello | Submit | Output | Abort | Control | ControlDone | Heartbeat | Stats | Goodbye
 )
 ToEngine = Welcome | Refused | Rejoin | Submit | Abort | Control | Heartbeat
-ToClient = (
-    Welcome | Refused | Rejoin | Fleet | Output | Lost | ControlDone | Heartbeat | StatsReply
-)
+ToClient = Welcome | Refused | Rejoin | Fleet | Output | Lost | ControlDone | Heartbeat | StatsReply

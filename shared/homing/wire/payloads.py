@@ -6,7 +6,7 @@ element by element.
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ from homing.errors import WireError
 from homing.wire.messages import FleetState
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a request ended."""
 
     STOP = "stop"  # an end-of-sequence id, a stop id or a stop word
@@ -31,7 +31,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
 
     name: str
     tokenizer_dir: str
-    """Directory that holds tokenizer.json, tokenizer_config.json and perhaps chat_template.jinja."""
+    """Directory that holds tokenizer.json, tokenizer_config.json and perhaps
+    chat_template.jinja."""
     max_context_tokens: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]

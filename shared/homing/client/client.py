@@ -1,0 +1,284 @@
+"""Client: submits requests to the fleet and sees each through to its one end.
+
+What a dead engine was working on is submitted again, prompt and received tokens, as the next
+attempt. After a rejoin everything unfinished is. Every request that `submit` returned ends
+exactly once, with tokens or an error, also when nothing answers any more: then after
+`patience_s`.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from homing.client.fleet import FleetView
+from homing.client.generation import TOKEN_BYTES, Generation
+from homing.client.session import Session
+from homing.errors import (
+    ContextLengthExceeded,
+    HomingError,
+    InvalidRequest,
+    Overloaded,
+    RequestLost,
+    Unavailable,
+)
+from homing.params import SamplingParams
+from homing.prefix import block_hashes, prefix_salt, routing_points
+from homing.wire import (
+    Abort,
+    Command,
+    Delta,
+    Lost,
+    LostReason,
+    ModelCard,
+    Output,
+    Submit,
+    read_payload,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_CACHE_SALT_CHARACTERS = 64
+
+
+class Client:
+    """Use from one event loop: `start`, then `submit` and the rest, then `close`."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        max_attempts: int = 3,
+        max_inflight: int = 4096,
+        patience_s: float = 30.0,
+    ) -> None:
+        """
+        max_attempts: engines that may die on a request before it fails with `RequestLost`.
+        max_inflight: unfinished requests at most; beyond it `submit` raises `Overloaded`.
+        patience_s: how long unfinished requests wait for a coordinator that went away, and then
+        for its first engine, before they fail with `Unavailable`.
+        """
+        self._max_attempts = max_attempts
+        self._max_inflight = max_inflight
+        self._patience_s = patience_s
+        self._generations: dict[int, Generation] = {}  # request id -> unfinished request
+        self._request_ids = count(1)
+        self._homeless_since: float | None = None
+        self._session = Session(
+            address,
+            on_request_message=self._on_request_message,
+            on_fleet=self._on_fleet,
+            on_rejoined=self._on_rejoined,
+            on_failure=self._fail_all,
+        )
+
+    @property
+    def fleet(self) -> FleetView:
+        return self._session.fleet
+
+    async def start(self, timeout_s: float = 30.0) -> None:
+        """Join the coordinator. Raises `Unavailable` when none answers in time, `ConfigError`
+        when it refuses (another protocol version)."""
+        await self._session.start(timeout_s)
+
+    async def wait_for_model(self, timeout_s: float = 300.0) -> ModelCard:
+        """The model's card, as soon as an engine has joined; `Unavailable` after `timeout_s`."""
+        await self._session.until(
+            lambda: self.fleet.card is not None, timeout_s, "no engine has joined"
+        )
+        assert self.fleet.card is not None
+        return self.fleet.card
+
+    async def close(self) -> None:
+        """Leave: unfinished requests are aborted and fail with `Unavailable`. Idempotent."""
+        self._session.close()
+        self._fail_all(Unavailable("the client was closed"))
+
+    def submit(
+        self, prompt_tokens: bytes, params: SamplingParams, *, cache_salt: str = ""
+    ) -> Generation:
+        """Start a generation from `prompt_tokens` (little-endian uint32).
+
+        Raises `InvalidRequest`, `ContextLengthExceeded`, `Overloaded` or `Unavailable` without
+        having started anything. What goes wrong later is raised by iterating the result.
+        """
+        card = self._require_service()
+        max_new_tokens = _check(prompt_tokens, params, cache_salt, card)
+        if len(self._generations) >= self._max_inflight:
+            raise Overloaded(f"{self._max_inflight} requests are unfinished; that is the limit")
+        if params.seed is None:
+            # Drawn here, so that a resubmitted request goes on with the noise it began with.
+            params = msgspec.structs.replace(params, seed=secrets.randbits(63))
+        generation = Generation(
+            next(self._request_ids),
+            prompt_tokens,
+            params,
+            cache_salt=cache_salt,
+            max_new_tokens=max_new_tokens,
+            send_abort=self._send_abort,
+            forget=lambda g: self._generations.pop(g.request_id, None),
+        )
+        self._generations[generation.request_id] = generation
+        self._send_submit(generation)
+        return generation
+
+    async def control(
+        self,
+        command: Command,
+        arguments: dict[str, Any] | None = None,
+        *,
+        timeout_s: float = 60.0,
+    ) -> dict[int, dict[str, Any]]:
+        """Carry out a command on every rank; returns each rank's results.
+
+        Raises `NotAllowed` when the fleet's state forbids it, `Unavailable` when the coordinator
+        or a rank does not answer in time.
+        """
+        return await self._session.control(command, arguments, timeout_s)
+
+    async def stats(self, *, timeout_s: float = 5.0) -> dict[str, Any]:
+        """The coordinator's snapshot of the fleet; docs/wire.md lists its keys."""
+        return await self._session.stats(timeout_s)
+
+    # What comes in
+
+    def _on_request_message(self, message: Output | Lost) -> None:
+        if isinstance(message, Lost):
+            generation = self._generations.get(message.request_id)
+            if generation is not None and generation.attempt == message.attempt:
+                self._on_lost(generation, message)
+        elif message.deltas is not None:
+            for delta in read_payload(message.deltas, list[Delta]):
+                if generation := self._generations.get(delta.request_id):
+                    generation.receive(delta)
+
+    def _on_lost(self, generation: Generation, lost: Lost) -> None:
+        if generation.abort_asked:
+            generation.end_aborted()
+        elif lost.reason is LostReason.RANK_LOST:
+            generation.engine_losses += 1
+            if generation.engine_losses >= self._max_attempts:
+                generation.fail(
+                    RequestLost(f"{self._max_attempts} engines were lost while they worked on it")
+                )
+            else:
+                self._resubmit(generation)
+        elif lost.reason is LostReason.NO_RANK and self._homeless_since is not None:
+            pass  # the coordinator came back before its engines: `_on_fleet` submits it again
+        else:
+            generation.fail(_error_of(lost))
+
+    def _on_rejoined(self) -> None:
+        self._homeless_since = self._session.now()
+        self._on_fleet()
+
+    def _on_fleet(self) -> None:
+        """House the homeless when an engine is there; give up on what waited too long."""
+        if self._homeless_since is not None:
+            if self.fleet.connected and self.fleet.live_ranks:
+                self._homeless_since = None
+                for generation in list(self._generations.values()):
+                    self._resubmit(generation)
+            elif self._session.now() - self._homeless_since > self._patience_s:
+                self._homeless_since = None
+                self._fail_all(Unavailable("no engine has joined the restarted coordinator"))
+        elif self._session.silence_s > self._patience_s:
+            self._fail_all(Unavailable("the coordinator does not answer"))
+
+    def _fail_all(self, error: HomingError) -> None:
+        for generation in list(self._generations.values()):
+            generation.fail(error)
+
+    # What goes out
+
+    def _require_service(self) -> ModelCard:
+        if not self.fleet.connected:
+            raise Unavailable("the coordinator does not answer")
+        if self.fleet.card is None or not self.fleet.live_ranks:
+            raise Unavailable("no engine is serving")
+        return self.fleet.card
+
+    def _resubmit(self, generation: Generation) -> None:
+        if generation.abort_asked:
+            generation.end_aborted()
+            return
+        generation.attempt += 1
+        log.info(
+            "submitting request %d again: attempt %d, %d tokens received",
+            generation.request_id,
+            generation.attempt,
+            generation.num_resumed_tokens,
+        )
+        self._send_submit(generation)
+
+    def _send_submit(self, generation: Generation) -> None:
+        tokens = generation.tokens
+        self._session.send(
+            Submit(
+                client=self._session.uid,
+                request_id=generation.request_id,
+                attempt=generation.attempt,
+                num_prompt_tokens=len(tokens) // TOKEN_BYTES,
+                num_resumed_tokens=generation.num_resumed_tokens,
+                max_new_tokens=generation.max_new_tokens,
+                cache_salt=generation.cache_salt,
+                prompt=tokens,
+                sampling=generation.params.to_bytes(),
+                block_hashes=self._routing_hashes(tokens, generation.cache_salt),
+            )
+        )
+
+    def _routing_hashes(self, tokens: bytes, cache_salt: str) -> bytes | None:
+        """The digests at the prompt's routing points; None when the policy does not read them."""
+        fleet = self.fleet
+        if not fleet.reads_prefixes or fleet.card is None:
+            return None
+        salt = prefix_salt(epoch=fleet.epoch, cache_salt=cache_salt)
+        hashes = block_hashes(tokens, fleet.card.block_size, salt)
+        return b"".join(hashes[depth - 1] for depth in routing_points(len(hashes)))
+
+    def _send_abort(self, generation: Generation) -> None:
+        self._session.send(Abort(self._session.uid, generation.request_id, generation.attempt))
+        if self._homeless_since is not None:
+            generation.end_aborted()
+
+
+def _check(prompt_tokens: bytes, params: SamplingParams, cache_salt: str, card: ModelCard) -> int:
+    """Raise unless the model can serve this; returns the most tokens that may be generated."""
+    num_prompt_tokens, rest = divmod(len(prompt_tokens), TOKEN_BYTES)
+    if rest or not num_prompt_tokens:
+        raise InvalidRequest(
+            f"the prompt has {len(prompt_tokens)} bytes; it must be uint32 tokens, at least one",
+            field="prompt",
+        )
+    if len(cache_salt) > MAX_CACHE_SALT_CHARACTERS:
+        raise InvalidRequest(
+            f"cache_salt has {len(cache_salt)} characters; "
+            f"the limit is {MAX_CACHE_SALT_CHARACTERS}",
+            field="cache_salt",
+        )
+    params.check_vocabulary(card.vocab_size)
+    wanted = params.num_tokens_to_generate
+    room = card.max_context_tokens - num_prompt_tokens
+    if room < (1 if wanted is None else wanted):
+        asked = "" if wanted is None else f" and {wanted} to generate"
+        raise ContextLengthExceeded(
+            f"the prompt has {num_prompt_tokens} tokens{asked}; "
+            f"the model's maximum context length is {card.max_context_tokens} tokens",
+            field="prompt",
+        )
+    return room if wanted is None else wanted
+
+
+def _error_of(lost: Lost) -> HomingError:
+    if lost.reason is LostReason.OVERLOADED:
+        return Overloaded(lost.detail, retry_after_s=lost.retry_after_s)
+    if lost.reason is LostReason.INVALID:
+        return InvalidRequest(lost.detail)
+    return Unavailable(
+        lost.detail or "no engine is serving", retry_after_s=max(1.0, lost.retry_after_s)
+    )

@@ -1,0 +1,201 @@
+"""One request as its consumer sees it: a stream of parts that ends exactly once.
+
+A `Generation` outlives the attempts that serve it. It keeps every token received, so that when an
+engine dies the client can submit prompt + tokens again, and the consumer sees neither a gap nor a
+repeat. Knows nothing of sockets: the client feeds it and sends for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from homing.errors import ContextLengthExceeded, HomingError, InternalError, InvalidRequest
+from homing.params import SamplingParams
+from homing.wire import Delta, Finish, FinishReason, PromptLogProbs, TopLogProbs
+
+TOKEN_BYTES = 4
+
+Alternatives = list[tuple[int, float]]
+"""(token id, log-probability) of the most probable tokens at one position, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one step brought. The last part of a stream, and no other, has `finish`."""
+
+    token_ids: list[int]
+    log_probs: list[float] | None = None
+    top: list[Alternatives] | None = None
+    num_cached_tokens: int | None = None
+    """On the first part: prompt tokens that were found in the cache."""
+    prompt_log_probs: list[float | None] | None = None
+    """On the first part, when asked for; the first token has none."""
+    prompt_top: list[Alternatives | None] | None = None
+    epoch: int = 0
+    """Weight epoch under which the tokens were sampled."""
+    finish: Finish | None = None
+
+
+class Generation:
+    """An async iterator of `Part`s. Raises one of Homing's errors instead of ending when it
+    fails."""
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt: bytes,
+        params: SamplingParams,
+        *,
+        cache_salt: str,
+        max_new_tokens: int,
+        send_abort: Callable[[Generation], None],
+        forget: Callable[[Generation], None],
+    ) -> None:
+        self.request_id = request_id
+        self.attempt = 0
+        self.engine_losses = 0
+        """Attempts that ended because their engine died."""
+        self.cache_salt = cache_salt
+        self.abort_asked = False
+        self._prompt = prompt
+        self._params = params
+        self._max_new_tokens = max_new_tokens
+        self._received = bytearray()  # tokens of all attempts, uint32
+        self._has_first_part = False
+        self._parts: asyncio.Queue[Part | HomingError] = asyncio.Queue()
+        self._ended = False
+        self._consumed = False
+        self._send_abort = send_abort
+        self._forget = forget
+
+    # What the client sends for each attempt
+
+    @property
+    def tokens(self) -> bytes:
+        """Prompt and what was generated so far, uint32."""
+        return self._prompt + bytes(self._received) if self._received else self._prompt
+
+    @property
+    def num_resumed_tokens(self) -> int:
+        return len(self._received) // TOKEN_BYTES
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Tokens yet to come at most."""
+        return self._max_new_tokens - self.num_resumed_tokens
+
+    @property
+    def params(self) -> SamplingParams:
+        """The parameters of the next attempt: what was delivered once is not asked for again."""
+        if self._has_first_part and self._params.wants_prompt_log_probs:
+            return msgspec.structs.replace(self._params, skip_prompt_log_probs=True)
+        return self._params
+
+    # What the client feeds
+
+    def receive(self, delta: Delta) -> None:
+        """Take a delta of the current attempt; one of another attempt, or after the end, is
+        dropped."""
+        if self._ended or delta.attempt != self.attempt:
+            return
+        if delta.finish is not None and delta.finish.reason is FinishReason.ERROR:
+            self.fail(_error_of(delta.finish))
+            return
+        self._received += delta.tokens
+        self._parts.put_nowait(_part(delta, first=not self._has_first_part))
+        self._has_first_part = True
+        if delta.finish is not None:
+            self._end()
+
+    def fail(self, error: HomingError) -> None:
+        """End with an error; nothing happens when it has ended already."""
+        if not self._ended:
+            self._parts.put_nowait(error)
+            self._end()
+
+    def end_aborted(self) -> None:
+        """End as aborted without an engine's word: none is at work on it."""
+        if not self._ended:
+            self._parts.put_nowait(Part(token_ids=[], finish=Finish(FinishReason.ABORT)))
+            self._end()
+
+    # What the consumer calls
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> Part:
+        if self._consumed:
+            raise StopAsyncIteration
+        part = await self._parts.get()
+        if isinstance(part, HomingError):
+            self._consumed = True
+            raise part
+        self._consumed = part.finish is not None
+        return part
+
+    async def abort(self) -> None:
+        """Ask for the end now: the stream ends with what was generated and reason `abort`."""
+        if not self._ended and not self.abort_asked:
+            self.abort_asked = True
+            self._send_abort(self)
+
+    def cancel(self) -> None:
+        """Abort, and want nothing more: for a consumer that left. Does nothing after the end."""
+        if not self._ended:
+            self._send_abort(self)
+            self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._forget(self)
+
+
+def _error_of(finish: Finish) -> HomingError:
+    if "maximum context length" in finish.detail:
+        return ContextLengthExceeded(finish.detail, field=finish.field or None)
+    if finish.field:
+        return InvalidRequest(finish.detail, field=finish.field)
+    return InternalError(finish.detail)
+
+
+def _part(delta: Delta, *, first: bool) -> Part:
+    prompt = delta.prompt if first else None
+    return Part(
+        token_ids=_uint32(delta.tokens),
+        log_probs=None if delta.log_probs is None else _float32(delta.log_probs),
+        top=None if delta.top is None else _alternatives(delta.top),
+        num_cached_tokens=delta.num_cached_tokens if first else None,
+        prompt_log_probs=None if prompt is None else [None, *_float32(prompt.log_probs)],
+        prompt_top=_prompt_top(prompt),
+        epoch=delta.epoch,
+        finish=delta.finish,
+    )
+
+
+def _prompt_top(prompt: PromptLogProbs | None) -> list[Alternatives | None] | None:
+    if prompt is None or prompt.top is None:
+        return None
+    return [None, *_alternatives(prompt.top)]
+
+
+def _alternatives(top: TopLogProbs) -> list[Alternatives]:
+    pairs = list(zip(_uint32(top.token_ids), _float32(top.log_probs), strict=True))
+    return [pairs[start : start + top.n] for start in range(0, len(pairs), max(1, top.n))]
+
+
+def _uint32(data: bytes) -> list[int]:
+    return _cast(data, "I")
+
+
+def _float32(data: bytes) -> list[float]:
+    return _cast(data, "f")
+
+
+def _cast(data: bytes, kind: Any) -> list[Any]:
+    return memoryview(data).cast(kind).tolist()
