@@ -1,0 +1,179 @@
+"""A model's tokenizer, read from its directory.
+
+Holds the files `tokenizer.json` and, if they are there, `tokenizer_config.json`,
+`chat_template.jinja` and `generation_config.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from homing.errors import ConfigError, InvalidRequest
+from homing.tokenizer.chat_template import ChatTemplate
+from homing.tokenizer.pieces import TokenPieces
+
+
+class Tokenizer:
+    """Encodes, decodes and renders chats for one model.
+
+    Not for use from several threads at once: each owner makes its own, or gives it one thread.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, config: dict[str, Any], chat_template: str | None
+    ) -> None:
+        """`config`: the content of tokenizer_config.json; `chat_template`: Jinja source."""
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._pieces = TokenPieces(backend)
+        self._special_tokens = _special_tokens(config)
+        self._template_source = chat_template
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        bos = self._special_tokens.get("bos_token")
+        self.bos_token_id: int | None = backend.token_to_id(bos) if bos else None
+        """The id that begins a sequence; None if the model knows none."""
+
+    @classmethod
+    def from_dir(cls, path: str | Path) -> Tokenizer:
+        """Read a tokenizer's directory. Raises `ConfigError` if there is none in it."""
+        directory = Path(path)
+        if not (directory / "tokenizer.json").is_file():
+            raise ConfigError(f"{directory} holds no tokenizer.json")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+            config = _read_json(directory / "tokenizer_config.json")
+            template = _read_template(directory, config)
+        except Exception as error:  # the tokenizers library raises bare Exception
+            raise ConfigError(f"the tokenizer in {directory} cannot be read: {error}") from error
+        tokenizer = cls(backend, config, template)
+        if tokenizer.bos_token_id is None:
+            generation = _read_json(directory / "generation_config.json")
+            tokenizer.bos_token_id = generation.get("bos_token_id")
+        return tokenizer
+
+    # ---- text -> ids
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """`add_special_tokens`: with what the model wants around a text, such as its BOS."""
+        # encode_batch releases the GIL while it works; encode does not.
+        [encoding] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """A bound from below on the number of this text's tokens, at no cost."""
+        return len(text) // self._most_characters_per_token
+
+    @cached_property
+    def _most_characters_per_token(self) -> int:
+        longest = max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+        # Composing normalizers (NFC) make at most one character of four.
+        return longest if self._backend.normalizer is None else 4 * longest
+
+    # ---- ids -> text
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence. Bytes that are no UTF-8 become U+FFFD; ids that the
+        vocabulary does not have add nothing."""
+        data = self._pieces.join(ids, skip_special=skip_special_tokens)
+        text = data.decode("utf-8", errors="replace")
+        return text.removeprefix(" ") if self.strips_leading_space else text
+
+    def to_bytes(self, ids: Sequence[int]) -> bytes:
+        """The bytes of these tokens amid a text, control tokens left out."""
+        return self._pieces.join(ids, skip_special=True)
+
+    def last_bytes(self, ids: Sequence[int], count: int) -> bytes:
+        """The last `count` bytes of a sequence's text, or as many as there are."""
+        visible = (self.to_bytes([token]) for token in reversed(ids))
+        tail = b""
+        for piece in islice(filter(None, visible), count):
+            tail = piece + tail
+        return tail[-count:]
+
+    @property
+    def strips_leading_space(self) -> bool:
+        """Whether a space that begins a text is left out by `decode`."""
+        return self._pieces.strips_leading_space
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """What the token stands for, a part of a character perhaps; None if it is not known."""
+        return self._pieces[token]
+
+    def token_text(self, token: int) -> str:
+        r"""The token for people to read: its text; `bytes:\xf0\x9f` if it is a part of a character."""
+        piece = self._pieces[token]
+        if piece is None:
+            return f"token_id:{token}"
+        try:
+            return piece.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+    # ---- chat
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template_source is not None
+
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt that the model's template makes of a chat; encode it without special tokens.
+
+        `variables` are for the template, such as `enable_thinking`. Raises `InvalidRequest` with the
+        template's message, or if there is no template.
+        """
+        return self._template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            **variables,
+        )
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        if self._template_source is None:
+            raise InvalidRequest("this model has no chat template; use /v1/completions")
+        return ChatTemplate(self._template_source, self._special_tokens)
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """`bos_token` and its kin: written as a string, or as the content of an object."""
+    found = {
+        name: value.get("content") if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name.endswith("_token")
+    }
+    return {name: value for name, value in found.items() if isinstance(value, str)}
+
+
+def _read_template(directory: Path, config: dict[str, Any]) -> str | None:
+    """A file of its own wins; the configuration may hold one template, or several by name."""
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        by_name = {entry["name"]: entry["template"] for entry in template}
+        return by_name.get("default")
+    return template
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
