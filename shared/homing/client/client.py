@@ -120,7 +120,7 @@ class Client:
             cache_salt=cache_salt,
             max_new_tokens=max_new_tokens,
             send_abort=self._send_abort,
-            forget=lambda g: self._generations.pop(g.request_id, None),
+            forget=self._forget,
         )
         self._generations[generation.request_id] = generation
         self._send_submit(generation)
@@ -188,6 +188,9 @@ class Client:
                 self._fail_all(Unavailable("no engine has joined the restarted coordinator"))
         elif self._session.silence_s > self._patience_s:
             self._fail_all(Unavailable("the coordinator does not answer"))
+
+    def _forget(self, generation: Generation) -> None:
+        self._generations.pop(generation.request_id, None)
 
     def _fail_all(self, error: HomingError) -> None:
         for generation in list(self._generations.values()):

@@ -8,9 +8,9 @@ repeat. Knows nothing of sockets: the client feeds it and sends for it.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -190,12 +190,8 @@ def _alternatives(top: TopLogProbs) -> list[Alternatives]:
 
 
 def _uint32(data: bytes) -> list[int]:
-    return _cast(data, "I")
+    return array("I", data).tolist()
 
 
 def _float32(data: bytes) -> list[float]:
-    return _cast(data, "f")
-
-
-def _cast(data: bytes, kind: Any) -> list[Any]:
-    return memoryview(data).cast(kind).tolist()
+    return array("f", data).tolist()

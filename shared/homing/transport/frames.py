@@ -49,7 +49,7 @@ def send(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> None:
 
 def new_socket(kind: int, *, send_queue: int, receive_queue: int) -> zmq.Socket[bytes]:
     """A socket that drops its unsent messages on close and bounds its queues; 0 is no bound."""
-    socket = cast("zmq.Socket[bytes]", zmq.Context.instance().socket(kind))
+    socket: zmq.Socket[bytes] = zmq.Socket(zmq.Context.instance(), kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, send_queue)
     socket.setsockopt(zmq.RCVHWM, receive_queue)
