@@ -1,0 +1,47 @@
+"""The models that an engine can run, behind one small interface.
+
+`config` reads what a checkpoint is, `llama` is the decoder of the Llama family in plain torch (the reference,
+for any machine), and `homing.engine.kernels` runs the same decoder in C. Which one runs is chosen once, in
+`homing.engine.weights.load_model`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from homing.engine.batch import Batch
+
+if TYPE_CHECKING:
+    from homing.engine.kv_cache import KVCache
+
+__all__ = ["Model", "ModelShape"]
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the scheduler, the KV cache and the model card need to know of a model."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocab_size: int
+    max_context_tokens: int
+    eos_token_ids: tuple[int, ...]
+    dtype: torch.dtype  # of weights and KV cache; activations and logits are fp32 on a CPU
+
+
+class Model(Protocol):
+    """A decoder. A row's logits have the same bits whatever rows accompany it and whatever was cached."""
+
+    @property
+    def shape(self) -> ModelShape: ...
+
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        """Write the batch's keys and values to `cache`; return fp32 logits [selected, vocab_size]."""
+        ...

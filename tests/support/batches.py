@@ -1,0 +1,69 @@
+"""Runs a `Model` on whole requests, cut into steps in whatever way a test wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from homing.engine.batch import Batch
+from homing.engine.kv_cache import KVCache
+from homing.engine.models import Model
+
+BLOCK_SIZE = 16
+
+
+def int32(values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+@dataclass
+class Driver:
+    """Requests with blocks of their own, scattered over the cache; `step` computes some tokens of each."""
+
+    model: Model
+    num_requests: int = 1
+    max_tokens: int = 512
+    cache: KVCache = field(init=False)
+    block_tables: Tensor = field(init=False)
+    computed: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        blocks_each = -(-self.max_tokens // BLOCK_SIZE)
+        num_blocks = self.num_requests * blocks_each
+        self.cache = KVCache.allocate(self.model.shape, num_blocks, BLOCK_SIZE)
+        shuffled = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1))
+        self.block_tables = shuffled.view(self.num_requests, blocks_each).int()
+        self.computed = [0] * self.num_requests
+
+    def step(self, tokens_of_request: dict[int, Sequence[int]]) -> Tensor:
+        """Compute the next tokens of each request; logits of every row, in the order given."""
+        token_ids, positions, slots, requests = [], [], [], []
+        for request, tokens in tokens_of_request.items():
+            for token in tokens:
+                position = self.computed[request]
+                block = int(self.block_tables[request, position // BLOCK_SIZE])
+                token_ids.append(token)
+                positions.append(position)
+                slots.append(block * BLOCK_SIZE + position % BLOCK_SIZE)
+                requests.append(request)
+                self.computed[request] += 1
+        batch = Batch(
+            token_ids=int32(token_ids),
+            positions=int32(positions),
+            slot_mapping=int32(slots),
+            request_index=int32(requests),
+            block_tables=self.block_tables,
+            selected=torch.arange(len(token_ids), dtype=torch.int32),
+        )
+        return self.model.forward(batch, self.cache)
+
+    def greedy(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
+        """Continue `prompt` as request 0; the end-of-text token does not stop it."""
+        logits = self.step({0: prompt})[-1]
+        tokens = [int(logits.argmax())]
+        while len(tokens) < num_tokens:
+            tokens.append(int(self.step({0: tokens[-1:]})[-1].argmax()))
+        return tokens
