@@ -1,0 +1,7 @@
+"""Benchmarks. Each prints one JSON object with a list `results`.
+
+    serve.py         any OpenAI server, over HTTP: TTFT, ITL, tokens/s, cached tokens
+    coordinator.py   the coordinator process alone: CPU a request and an Output
+
+`homing bench NAME` calls `homing.bench.NAME:main(argv)`.
+"""
