@@ -1,0 +1,125 @@
+"""The sockets: what arrives, what a send answers, and what never blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+import zmq
+
+from homing.errors import ConfigError
+from homing.transport import AsyncDealer, Dealer, Router, SendResult, peer_identity
+from homing.transport.frames import MAX_BURST, ZERO_COPY_BYTES
+
+IDENTITY = peer_identity("engine", 5)
+
+
+def receive_one(router: Router) -> tuple[bytes, list[bytes]]:
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        for sender, frames in router.receive(0.05):
+            return sender, [bytes(memoryview(frame)) for frame in frames]
+    raise AssertionError("nothing came")
+
+
+@pytest.mark.parametrize("size", [0, 1, ZERO_COPY_BYTES - 1, ZERO_COPY_BYTES, 3_000_000])
+def test_frames_of_every_size_arrive_whole_and_are_forwarded_as_they_came(size):
+    router = Router("tcp://127.0.0.1:0", send_queue=10)
+    dealer = Dealer(router.address, IDENTITY)
+    payload = bytes(size)
+    dealer.send([b"metadata", payload])
+    assert receive_one(router) == (IDENTITY, [b"metadata", payload])
+    dealer.send([b"metadata", payload])
+    frames = next(frames for _, frames in router.receive(5))
+    assert router.send(IDENTITY, frames) is SendResult.SENT
+    echoed = next(dealer.receive(5))
+    assert [bytes(memoryview(f)) for f in echoed] == [b"metadata", payload]
+    dealer.close()
+    router.close()
+
+
+def test_a_send_to_a_peer_that_is_not_there_says_so():
+    router = Router("tcp://127.0.0.1:0", send_queue=10)
+    assert router.send(b"nobody", [b"x"]) is SendResult.GONE
+    dealer = Dealer(router.address, IDENTITY)
+    dealer.send([b"x"])
+    receive_one(router)
+    dealer.close()
+    deadline = time.monotonic() + 5
+    while router.send(IDENTITY, [b"x"]) is not SendResult.GONE:
+        assert time.monotonic() < deadline
+        next(router.receive(0.01), None)
+    router.close()
+
+
+def test_a_peer_that_does_not_read_fills_its_queue_and_blocks_nobody():
+    router = Router("tcp://127.0.0.1:0", send_queue=10)
+    deaf = zmq.Context.instance().socket(zmq.DEALER)
+    deaf.setsockopt(zmq.RCVHWM, 1)
+    deaf.setsockopt(zmq.RCVBUF, 4096)
+    deaf.setsockopt(zmq.IDENTITY, IDENTITY)
+    deaf.connect(router.address)
+    deaf.send_multipart([b"x"])
+    receive_one(router)
+    results = {router.send(IDENTITY, [bytes(60_000)]) for _ in range(500)}
+    assert SendResult.FULL in results
+    deaf.close(linger=0)
+    router.close()
+
+
+def test_a_burst_is_bounded_so_that_the_loop_gets_its_turn():
+    router = Router("tcp://127.0.0.1:0", send_queue=0)
+    dealer = Dealer(router.address, IDENTITY)
+    for _ in range(3 * MAX_BURST):
+        dealer.send([b"x"])
+    received, deadline = 0, time.monotonic() + 5
+    while received < 3 * MAX_BURST:
+        assert time.monotonic() < deadline
+        burst = len(list(router.receive(1)))
+        assert burst <= MAX_BURST
+        received += burst
+    dealer.close()
+    router.close()
+
+
+def test_an_address_that_cannot_be_bound_is_a_config_error():
+    router = Router("tcp://127.0.0.1:0", send_queue=10)
+    with pytest.raises(ConfigError, match="cannot bind"):
+        Router(router.address, send_queue=10)
+    router.close()
+
+
+def test_a_peer_that_reconnects_with_its_identity_takes_it_over_at_once():
+    """Its old connection may still look alive: half-open, or not yet noticed as dead."""
+    router = Router("tcp://127.0.0.1:0", send_queue=10)
+    first = Dealer(router.address, IDENTITY)
+    first.send([b"first"])
+    receive_one(router)
+    second = Dealer(router.address, IDENTITY)
+    second.send([b"second"])
+    receive_one(router)
+    assert router.send(IDENTITY, [b"to whom?"]) is SendResult.SENT
+    assert next(second.receive(5)) == [b"to whom?"]
+    first.close()
+    second.close()
+    router.close()
+
+
+async def test_the_asyncio_dealer_misses_no_message_of_many_that_come_while_it_sends():
+    router = Router("tcp://127.0.0.1:0", send_queue=0)
+    received: list[object] = []
+    dealer = AsyncDealer(router.address, IDENTITY, received.append)
+    answered, deadline = 0, time.monotonic() + 10
+    for number in range(2000):
+        dealer.send([str(number).encode()])
+    while len(received) < 2000:
+        assert time.monotonic() < deadline
+        for sender, frames in router.receive(0):
+            router.send(sender, frames)
+            answered += 1
+        await asyncio.sleep(0)
+    assert received == [[str(number).encode()] for number in range(2000)]
+    dealer.close()
+    dealer.close()
+    router.close()
