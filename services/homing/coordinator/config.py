@@ -1,0 +1,84 @@
+"""What a coordinator can be told; each field is a command-line flag."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from homing.coordinator.routing import POLICIES
+from homing.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorConfig:
+    """Raises `ConfigError`, in one line, when it cannot work."""
+
+    bind: str = "tcp://127.0.0.1:0"
+    """Address for engines and clients, such as ipc:///run/homing/coordinator or tcp://127.0.0.1:7000.
+    Port 0 takes a free one; the log says which."""
+    policy: str = "prefix_affinity"
+    """How a rank is chosen: prefix_affinity, load_balanced or round_robin."""
+    alpha: float = 0.5
+    """Of prefix_affinity: what load weighs against the prefix. 0: only the prefix counts; at 1 a
+    single request of imbalance across two ranks cancels a full hit."""
+    prefix_ttl_s: float = 300.0
+    """Seconds after which a prompt that no request repeated is no longer believed to be cached.
+    It is remembered for at least half of that."""
+    max_index_entries: int = 1_000_000
+    """Block hashes remembered, about 200 bytes each. A long prompt has about 170. Beyond it the
+    oldest half is forgotten."""
+    max_queued_requests: int = 1024
+    """Requests a rank may have in flight, queued and running. When every rank has that many,
+    submissions are refused until one ends."""
+    max_clients: int = 4096
+    """Clients at a time; more are refused."""
+    send_queue: int = 16384
+    """Messages that may wait for one peer. A peer that does not read that many is cut off."""
+    heartbeat_s: float = 0.5
+    """How often each peer and the coordinator show each other that they are alive."""
+    heartbeat_timeout_s: float = 10.0
+    """A peer that was silent for so long is taken for dead and its requests go elsewhere. One whose
+    connection breaks is noticed within `heartbeat_s`."""
+    lifeline_fd: int | None = None
+    """Read end of a pipe; when its other end closes, the parent has died: stop at once."""
+    verbose: bool = False
+    """Log at DEBUG."""
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy is {self.policy!r}; there are {', '.join(POLICIES)}")
+        _at_least("alpha", self.alpha, 0)
+        _at_least("max_index_entries", self.max_index_entries, 2)
+        for name in ("max_queued_requests", "max_clients", "send_queue"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("prefix_ttl_s", "heartbeat_s", "heartbeat_timeout_s"):
+            _at_least(name, getattr(self, name), 0.001)
+        _at_least("heartbeat_timeout_s", self.heartbeat_timeout_s, 2 * self.heartbeat_s)
+        _check_private(self.bind)
+
+
+def _at_least(name: str, value: float, least: float) -> None:
+    if not least <= value < float("inf"):
+        raise ConfigError(f"{name} is {value}; it must be at least {least}")
+
+
+def _check_private(address: str) -> None:
+    """Peers are not authenticated yet, so nobody outside this machine may reach the socket."""
+    transport, _, rest = address.partition("://")
+    if transport == "ipc" and rest:
+        return
+    host = rest.rpartition(":")[0].strip("[]")
+    if transport != "tcp" or not host:
+        raise ConfigError(f"bind is {address!r}; it must be ipc://PATH or tcp://HOST:PORT")
+    if host != "localhost" and not _is_loopback(host):
+        raise ConfigError(
+            f"bind is {address!r}: peers are not authenticated, so only loopback addresses and "
+            "ipc:// are allowed"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

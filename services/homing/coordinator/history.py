@@ -1,0 +1,36 @@
+"""The last things that happened, for the error that says they should not have."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from enum import Enum
+from typing import TypeVar
+
+from homing.errors import InternalError
+
+S = TypeVar("S", bound=Enum)
+E = TypeVar("E", bound=Enum)
+
+
+class History:
+    """A bounded log of events. Entries are tuples: they are formatted only when they are read."""
+
+    def __init__(self, *, length: int = 200) -> None:
+        self._entries: deque[tuple[object, ...]] = deque(maxlen=length)
+
+    def note(self, *what: object) -> None:
+        self._entries.append(what)
+
+    def recent(self, count: int = 20) -> list[str]:
+        """The last `count` entries, oldest first."""
+        return [" ".join(map(str, entry)) for entry in list(self._entries)[-count:]]
+
+    def next_state(self, table: Mapping[tuple[S, E], S], state: S, event: E, who: object) -> S:
+        """The state that the table gives. A missing entry is a bug of ours: `InternalError`."""
+        try:
+            return table[state, event]
+        except KeyError:
+            raise InternalError(
+                f"{who}: {event} in {state}; before that: {'; '.join(self.recent())}"
+            ) from None

@@ -1,0 +1,136 @@
+"""RankLoads: how many requests each rank has in flight, kept so that choosing needs no scan.
+
+A live rank occupies a *slot*, a small number; a set of slots is an int used as a bit mask. For each
+load there is the mask of the slots that have it, so the least loaded slot of a set is the first
+bucket, in ascending order, that meets the set: 256 ranks cost a few ANDs, not 256 comparisons.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import NewType
+
+Slot = NewType("Slot", int)
+
+
+def slots_of(mask: int) -> Iterator[Slot]:
+    """The slots in a set, ascending."""
+    while mask:
+        lowest = mask & -mask
+        yield Slot(lowest.bit_length() - 1)
+        mask ^= lowest
+
+
+class RankLoads:
+    """Loads of the open slots. A load rises at dispatch and falls at finish, abort or loss."""
+
+    def __init__(self, *, max_load: int) -> None:
+        self._max_load = max_load
+        self.available = 0
+        """The open slots whose load is below `max_load`."""
+        self.total = 0
+        self._load_of_slot: dict[Slot, int] = {}
+        self._slots_with_load: dict[int, int] = {}  # load -> mask of the slots that have it
+        self._loads: list[int] = []  # the keys above, ascending
+        self._turn_of_slot: OrderedDict[Slot, int] = OrderedDict()  # least recently chosen first
+        self._turn = 0
+
+    @property
+    def num_open(self) -> int:
+        return len(self._load_of_slot)
+
+    @property
+    def mean(self) -> float:
+        return self.total / len(self._load_of_slot) if self._load_of_slot else 0.0
+
+    def load(self, slot: Slot) -> int:
+        return self._load_of_slot[slot]
+
+    def turn(self, slot: Slot) -> int:
+        """When the slot was last chosen, counted in choices; 0 is never."""
+        return self._turn_of_slot[slot]
+
+    def open(self, slot: Slot) -> None:
+        """Let a slot be chosen, starting with no load."""
+        assert slot not in self._load_of_slot
+        self._load_of_slot[slot] = 0
+        self._turn_of_slot[slot] = 0
+        self._turn_of_slot.move_to_end(slot, last=False)
+        self._put(slot, 0)
+
+    def close(self, slot: Slot) -> None:
+        """Forget a slot. Its load must have been given back."""
+        load = self._load_of_slot.pop(slot)
+        assert load == 0, f"slot {slot} closes with a load of {load}"
+        del self._turn_of_slot[slot]
+        self._take(slot, 0)
+        self.available &= ~(1 << slot)
+
+    def charge(self, slot: Slot) -> None:
+        """Count a request that was sent to this slot."""
+        load = self._load_of_slot[slot]
+        self._take(slot, load)
+        self._put(slot, load + 1)
+        self.total += 1
+        self._turn += 1
+        self._turn_of_slot[slot] = self._turn
+        self._turn_of_slot.move_to_end(slot)
+
+    def give_back(self, slot: Slot) -> None:
+        """Count a request of this slot that ended."""
+        load = self._load_of_slot[slot]
+        assert load > 0, f"slot {slot} has no load to give back"
+        self._take(slot, load)
+        self._put(slot, load - 1)
+        self.total -= 1
+
+    def least_loaded(self, slots: int) -> Slot:
+        """Of a non-empty set of open slots: the least loaded; of those, the least recently
+        chosen."""
+        if slots & (slots - 1) == 0:
+            return Slot(slots.bit_length() - 1)
+        for load in self._loads:
+            if tied := self._slots_with_load[load] & slots:
+                return self.least_recent(tied)
+        raise AssertionError("none of the slots is open")
+
+    def least_recent(self, slots: int) -> Slot:
+        """Of a non-empty set of open slots: the one chosen longest ago."""
+        if slots.bit_count() <= 8:
+            return min(slots_of(slots), key=self._turn_of_slot.__getitem__)
+        # Among many, one of them is soon met in the order of turns.
+        return next(slot for slot in self._turn_of_slot if slots >> slot & 1)
+
+    def _put(self, slot: Slot, load: int) -> None:
+        self._load_of_slot[slot] = load
+        if load in self._slots_with_load:
+            self._slots_with_load[load] |= 1 << slot
+        else:
+            self._slots_with_load[load] = 1 << slot
+            insort(self._loads, load)
+        if load < self._max_load:
+            self.available |= 1 << slot
+        else:
+            self.available &= ~(1 << slot)
+
+    def _take(self, slot: Slot, load: int) -> None:
+        left = self._slots_with_load[load] & ~(1 << slot)
+        if left:
+            self._slots_with_load[load] = left
+        else:
+            del self._slots_with_load[load]
+            del self._loads[bisect_left(self._loads, load)]
+
+    def check(self) -> None:
+        """Assert that the containers agree."""
+        assert self.total == sum(self._load_of_slot.values())
+        assert self._loads == sorted(self._slots_with_load)
+        assert self._turn_of_slot.keys() == self._load_of_slot.keys()
+        for load, mask in self._slots_with_load.items():
+            assert mask
+            assert all(self._load_of_slot[slot] == load for slot in slots_of(mask))
+        assert sum(m.bit_count() for m in self._slots_with_load.values()) == self.num_open
+        below = sum(1 << slot for slot, load in self._load_of_slot.items() if load < self._max_load)
+        assert self.available == below

@@ -1,0 +1,137 @@
+"""PrefixIndex: which ranks probably hold which prompt blocks, guessed from where prompts were sent.
+
+    block hash -> set of rank slots, as a bit mask
+
+Following all ranks down a prompt's chain of hashes is one AND a routing point. A chain hash names
+the whole prefix, but the ranks that hold a block need not hold its predecessors any more: credit is
+counted forward from block 0 and ends at a rank's first gap.
+
+**Expiry** is by two generations. Writes go to the young one; after half the TTL the young becomes
+the old, and the old is dropped. So what a rank was not sent for `ttl_s` is gone, entry by entry and
+rank by rank, and what it was sent is known for at least half of that. A dropped generation is
+taken apart a few entries at a time: two for each entry written, and some at each `advance`.
+
+**Size**: when the young generation holds half of `max_entries`, the turn comes early.
+
+**Slots** belong to one session of a rank. A closed slot is used again only when both generations
+that may hold its bit are gone, so no rank inherits the credit of another.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
+from struct import Struct
+
+from homing.coordinator.loads import Slot
+from homing.coordinator.routing import Match
+from homing.prefix import DIGEST_BYTES
+
+MAX_SLOTS = 4096
+"""Closed slots wait for expiry; if sessions come and go so fast that this many are in use, the
+index is emptied instead, which frees them at once."""
+
+FREED_PER_ADVANCE = 10_000
+"""Entries of a dropped generation taken apart at each `advance`: about a millisecond."""
+
+
+@lru_cache(maxsize=1024)
+def _digests_struct(num_digests: int) -> Struct:
+    return Struct(f"{DIGEST_BYTES}s" * num_digests)
+
+
+def split_digests(frame: bytes) -> tuple[bytes, ...]:
+    """The digests that a block hashes frame joins. Its length must be a multiple of a digest's."""
+    return _digests_struct(len(frame) // DIGEST_BYTES).unpack(frame)
+
+
+class PrefixIndex:
+    def __init__(self, *, ttl_s: float, max_entries: int, now: float) -> None:
+        self._period_s = ttl_s / 2
+        self._max_young = max(1, max_entries // 2)
+        self._turns_at = now + self._period_s
+        self._young: dict[bytes, int] = {}  # block hash -> mask of slots
+        self._old: dict[bytes, int] = {}
+        self._dropped: deque[dict[bytes, int]] = deque()  # being taken apart
+        self._free_slots: list[Slot] = []
+        self._closed_before: list[Slot] = []  # free after the next turn
+        self._closed: list[Slot] = []  # free after the turn after it
+        self._num_slots = 0
+
+    @property
+    def num_entries(self) -> int:
+        """Entries held, those that are in both generations counted twice."""
+        return len(self._young) + len(self._old)
+
+    def match(self, digests: Sequence[bytes], depths: Sequence[int], slots: int) -> list[Match]:
+        """Part `slots` by how much of the prompt each holds.
+
+        `digests[i]` is the hash of the prompt's block `depths[i] - 1`, ascending.
+        """
+        young, old = self._young.get, self._old.get
+        matches: list[Match] = []
+        reached, depth = slots, 0
+        for digest, next_depth in zip(digests, depths, strict=True):
+            held = (young(digest, 0) | old(digest, 0)) & reached
+            if held != reached:
+                matches.append(Match(depth, reached ^ held))
+                if not held:
+                    return matches
+                reached = held
+            depth = next_depth
+        matches.append(Match(depth, reached))
+        return matches
+
+    def record(self, digests: Sequence[bytes], slot: Slot) -> None:
+        """A prompt of these blocks was sent to `slot`."""
+        young, bit = self._young, 1 << slot
+        for digest in digests:
+            young[digest] = young.get(digest, 0) | bit
+        if self._dropped:
+            self._take_apart(2 * len(digests))
+        if len(young) >= self._max_young:
+            self._turn()
+
+    def advance(self, now: float) -> None:
+        """Let time pass: expire what is due. Call it often."""
+        while now >= self._turns_at:
+            self._turn()
+            self._turns_at += self._period_s
+            if not self._young and not self._old:
+                self._turns_at = max(self._turns_at, now + self._period_s)
+        self._take_apart(FREED_PER_ADVANCE)
+
+    def clear(self) -> None:
+        """Forget everything: no rank holds anything."""
+        self._turn()
+        self._turn()
+
+    def open_slot(self) -> Slot:
+        """A slot whose bit no entry holds."""
+        if not self._free_slots and self._num_slots >= MAX_SLOTS:
+            self.clear()
+        if self._free_slots:
+            return self._free_slots.pop()
+        self._num_slots += 1
+        return Slot(self._num_slots - 1)
+
+    def close_slot(self, slot: Slot) -> None:
+        """The session that had this slot is over."""
+        self._closed.append(slot)
+
+    def _turn(self) -> None:
+        if self._old:
+            self._dropped.append(self._old)
+        self._old, self._young = self._young, {}
+        self._free_slots += self._closed_before
+        self._closed_before, self._closed = self._closed, []
+
+    def _take_apart(self, num_entries: int) -> None:
+        while self._dropped and num_entries > 0:
+            generation = self._dropped[0]
+            for _ in range(min(num_entries, len(generation))):
+                generation.popitem()
+                num_entries -= 1
+            if not generation:
+                self._dropped.popleft()

@@ -1,0 +1,86 @@
+"""What the coordinator remembers of its peers and their requests: plain records, no behaviour.
+
+    client uid -> Client --requests--> Request <--requests-- Engine <- rank
+                     ^-----------client---|--engine-----------^
+
+A request is in its client's and in its engine's collection, or in neither. A record belongs to one
+session: whoever says Hello again gets a new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NewType
+
+from homing.coordinator.loads import Slot
+from homing.wire import FleetState, Heartbeat, Hello
+
+RankId = NewType("RankId", int)
+
+
+class PeerState(Enum):
+    NEW = "new"  # its Hello is being looked at
+    CATCHING_UP = "catching up"  # an engine that was told to join the fleet's state: gets no work
+    LIVE = "live"
+    GONE = "gone"
+
+
+class RequestState(Enum):
+    NEW = "new"
+    RUNNING = "running"  # an engine has it
+    ABORTING = "aborting"  # its client asked to end it; its engine will say that it did
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    identity: bytes
+    uid: int
+    last_seen: float
+    state: PeerState = PeerState.NEW
+    sent_garbage: bool = False
+    requests: dict[int, Request] = field(default_factory=dict[int, "Request"])
+    """request id -> the attempt of it that is alive"""
+
+    def __str__(self) -> str:
+        return f"client {self.uid:x}"
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    identity: bytes
+    uid: int
+    rank: RankId
+    slot: Slot
+    hello: Hello
+    last_seen: float
+    fleet_state: FleetState
+    """What it last said or acknowledged to be in."""
+    state: PeerState = PeerState.NEW
+    sent_garbage: bool = False
+    requests: set[Request] = field(default_factory=set["Request"])
+    owed: set[int] = field(default_factory=set[int])
+    """Sequences of the control commands it has not answered."""
+    report: Heartbeat | None = None
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}"
+
+
+Peer = Client | Engine
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One attempt of one request, from dispatch to its end."""
+
+    client: Client
+    engine: Engine
+    request_id: int
+    attempt: int
+    predicted_cached_tokens: int
+    state: RequestState = RequestState.NEW
+
+    def __str__(self) -> str:
+        return f"request {self.client.uid:x}/{self.request_id} attempt {self.attempt}"

@@ -1,0 +1,259 @@
+"""Requests: from a client's Submit to the one end that each attempt has.
+
+    Submit --> dispatched to a rank at once, or refused at once (engines queue, this does not)
+    then it ends by the engine's word (Output), or with the engine (Lost), or because nobody
+    waits for it any more: its client is gone, or submitted a higher attempt (Abort to the engine)
+
+The rank's load is charged at dispatch and given back at the end, whichever it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+
+from typing_extensions import Buffer
+
+from homing.coordinator.config import CoordinatorConfig
+from homing.coordinator.events import Forward, Outbox, Send
+from homing.coordinator.history import History
+from homing.coordinator.loads import RankLoads, Slot
+from homing.coordinator.prefix_index import PrefixIndex, split_digests
+from homing.coordinator.records import Client, Engine, Request, RequestState
+from homing.coordinator.routing import POLICIES, Match, reads_prefixes
+from homing.coordinator.totals import Totals
+from homing.prefix import DIGEST_BYTES, num_routing_points, routing_points
+from homing.wire import Abort, FinishedRequest, FinishReason, Lost, LostReason, Submit
+from homing.wire.codec import NIL
+from homing.wire.messages import clip
+
+TOKEN_BYTES = 4
+RETRY_AFTER_S = 1.0
+"""What a refused client is told to wait: a queue frees a place with each request that ends."""
+
+
+class RequestEvent(Enum):
+    DISPATCHED = "dispatched"
+    ABORT_ASKED = "abort asked"
+    FINISHED = "finished"
+    ENGINE_GONE = "engine gone"
+    CLIENT_GONE = "client gone"
+    SUPERSEDED = "superseded"
+
+
+_S, _E = RequestState, RequestEvent
+TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
+    (_S.NEW, _E.DISPATCHED): _S.RUNNING,
+    (_S.RUNNING, _E.ABORT_ASKED): _S.ABORTING,
+    (_S.ABORTING, _E.ABORT_ASKED): _S.ABORTING,  # a repeat: told the engine already
+    (_S.RUNNING, _E.FINISHED): _S.ENDED,
+    (_S.RUNNING, _E.ENGINE_GONE): _S.ENDED,
+    (_S.RUNNING, _E.CLIENT_GONE): _S.ENDED,
+    (_S.RUNNING, _E.SUPERSEDED): _S.ENDED,
+    (_S.ABORTING, _E.FINISHED): _S.ENDED,
+    (_S.ABORTING, _E.ENGINE_GONE): _S.ENDED,
+    (_S.ABORTING, _E.CLIENT_GONE): _S.ENDED,
+    (_S.ABORTING, _E.SUPERSEDED): _S.ENDED,
+}
+
+assert Submit.__struct_fields__[-1] == "block_hashes", "forwarded without its last frame"
+
+
+class Requests:
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        index: PrefixIndex,
+        loads: RankLoads,
+        outbox: Outbox,
+        history: History,
+        totals: Totals,
+    ) -> None:
+        self._policy = POLICIES[config.policy]
+        self._reads_prefixes = reads_prefixes(config.policy)
+        self._alpha = config.alpha
+        self._max_queued = config.max_queued_requests
+        self._index = index
+        self._loads = loads
+        self._outbox = outbox
+        self._history = history
+        self._totals = totals
+        self._engine_of_slot: dict[Slot, Engine] = {}
+        self.block_size: int | None = None
+        """Of the fleet's model; None before an engine joined."""
+
+    def submit(self, client: Client, submit: Submit, frames: Sequence[Buffer]) -> None:
+        """Dispatch or refuse. `frames` are the message as it came."""
+        if self._is_repeat(client, submit.request_id, submit.attempt):
+            return
+        if problem := self._problem(client, submit):
+            self._refuse(client, submit, LostReason.INVALID, problem)
+        elif not self._loads.num_open or self.block_size is None:
+            self._refuse(client, submit, LostReason.NO_RANK, "no engine is serving")
+        elif not self._loads.available:
+            detail = f"every rank has {self._max_queued} requests, its limit"
+            self._refuse(client, submit, LostReason.OVERLOADED, detail)
+        else:
+            self._dispatch(client, submit, frames, self.block_size)
+
+    def submit_unread(self, client: Client, request_id: int, attempt: int, reason: str) -> None:
+        """Refuse a submission of which only the ids could be read."""
+        if not self._is_repeat(client, request_id, attempt):
+            self._answer_invalid(client, request_id, attempt, reason)
+
+    def abort(self, client: Client, abort: Abort, frames: Sequence[Buffer]) -> None:
+        """Tell the engine; its last Output tells the client.
+
+        What is not alive here has been answered: its end was sent before this. The client is told
+        so again, because it may ask for something that never was, and must not wait for ever.
+        """
+        request = client.requests.get(abort.request_id)
+        if request is None or request.attempt < abort.attempt:
+            self._answer_invalid(client, abort.request_id, abort.attempt, "no such request")
+        elif request.attempt == abort.attempt:
+            if request.state is RequestState.RUNNING:
+                self._outbox.append(Forward(request.engine.identity, frames))
+            self._move(request, RequestEvent.ABORT_ASKED)
+
+    def finish(self, engine: Engine, client: Client | None, ends: list[FinishedRequest]) -> None:
+        """An engine ended these requests of one client."""
+        for end in ends:
+            request = client.requests.get(end.request_id) if client else None
+            if not request or request.engine is not engine or request.attempt != end.attempt:
+                self._totals.stale_finishes += 1
+                continue
+            self._end(request, RequestEvent.FINISHED)
+            totals = self._totals
+            totals.finished[end.reason.value] += 1
+            if end.reason is not FinishReason.ERROR:
+                totals.predicted_cached_tokens += request.predicted_cached_tokens
+                totals.actual_cached_tokens += end.num_cached_tokens
+                totals.generated_tokens += end.num_generated_tokens
+
+    def open_engine(self, engine: Engine) -> None:
+        """Let this engine be chosen."""
+        self._engine_of_slot[engine.slot] = engine
+        self._loads.open(engine.slot)
+
+    def of(self, peer: Client | Engine) -> list[Request]:
+        """Those of a client, or at an engine."""
+        return list(peer.requests.values() if isinstance(peer, Client) else peer.requests)
+
+    def lose_engine(self, engine: Engine, why: str) -> None:
+        """End all its requests, telling their clients."""
+        for request in self.of(engine):
+            self._end(request, RequestEvent.ENGINE_GONE)
+            self._totals.lost_requests += 1
+            self.send_lost(request, why)
+        if self._engine_of_slot.pop(engine.slot, None):
+            self._loads.close(engine.slot)
+
+    def lose_client(self, client: Client) -> None:
+        """End all its requests, telling their engines."""
+        for request in self.of(client):
+            self._end(request, RequestEvent.CLIENT_GONE)
+            self._totals.orphaned_requests += 1
+            self.send_abort(request)
+
+    def _is_repeat(self, client: Client, request_id: int, attempt: int) -> bool:
+        """Whether this attempt, or a later one, is alive. An earlier one that is gives way."""
+        request = client.requests.get(request_id)
+        if request is not None:
+            if attempt <= request.attempt:
+                self._totals.duplicates += 1
+                return True
+            self._end(request, RequestEvent.SUPERSEDED)
+            self._totals.superseded += 1
+            self.send_abort(request)
+        self._totals.submitted += 1
+        self._totals.resubmissions += attempt > 0
+        return False
+
+    def _problem(self, client: Client, submit: Submit) -> str | None:
+        """What is wrong with a submission, if anything. Reads no prompt."""
+        if submit.client != client.uid:
+            return f"client {submit.client} is not the sender's uid"
+        if submit.prompt is None or submit.sampling is None:
+            return "the prompt or the sampling frame is absent"
+        prompt_bytes = memoryview(submit.prompt).nbytes
+        if not prompt_bytes or prompt_bytes != submit.num_prompt_tokens * TOKEN_BYTES:
+            return f"{submit.num_prompt_tokens} prompt tokens in {prompt_bytes} bytes"
+        if submit.num_resumed_tokens > submit.num_prompt_tokens:
+            return f"{submit.num_resumed_tokens} of {submit.num_prompt_tokens} tokens are resumed"
+        if self._reads_prefixes and submit.block_hashes is not None and self.block_size:
+            hash_bytes = memoryview(submit.block_hashes).nbytes
+            num_points = num_routing_points(submit.num_prompt_tokens // self.block_size)
+            if hash_bytes != num_points * DIGEST_BYTES:
+                return f"{hash_bytes} bytes of hashes for {num_points} routing points"
+        return None
+
+    def _dispatch(
+        self, client: Client, submit: Submit, frames: Sequence[Buffer], block_size: int
+    ) -> None:
+        loads, num_blocks = self._loads, submit.num_prompt_tokens // block_size
+        digests: tuple[bytes, ...] = ()
+        if self._reads_prefixes and submit.block_hashes is not None:
+            digests = split_digests(bytes(submit.block_hashes))
+            matches = self._index.match(digests, routing_points(num_blocks), loads.available)
+        else:
+            matches = [Match(0, loads.available)]
+        slot = self._policy(matches, num_blocks, loads, self._alpha)
+        matched = next(match.num_blocks for match in matches if match.slots >> slot & 1)
+        engine = self._engine_of_slot[slot]
+        # A fully cached prompt still computes its last token.
+        predicted = min(matched * block_size, submit.num_prompt_tokens - 1)
+        request = Request(client, engine, submit.request_id, submit.attempt, predicted)
+        self._move(request, RequestEvent.DISPATCHED)
+        client.requests[submit.request_id] = request
+        engine.requests.add(request)
+        loads.charge(slot)
+        self._index.record(digests, slot)
+        self._totals.dispatched += 1
+        self._totals.dispatched_to_rank[engine.rank] += 1
+        self._outbox.append(Forward(engine.identity, [*frames[:-1], NIL]))
+
+    def _refuse(self, client: Client, submit: Submit, reason: LostReason, detail: str) -> None:
+        self._totals.refused[reason.value] += 1
+        lost = Lost(
+            submit.request_id,
+            submit.attempt,
+            reason,
+            retry_after_s=0.0 if reason is LostReason.INVALID else RETRY_AFTER_S,
+            detail=detail,
+        )
+        self._outbox.append(Send(client.identity, lost))
+
+    def _answer_invalid(self, client: Client, request_id: int, attempt: int, detail: str) -> None:
+        lost = Lost(request_id, attempt, LostReason.INVALID, detail=detail)
+        self._outbox.append(Send(client.identity, lost))
+
+    def send_lost(self, request: Request, why: str) -> None:
+        lost = Lost(request.request_id, request.attempt, LostReason.RANK_LOST, detail=clip(why))
+        self._outbox.append(Send(request.client.identity, lost))
+
+    def send_abort(self, request: Request) -> None:
+        abort = Abort(request.client.uid, request.request_id, request.attempt)
+        self._outbox.append(Send(request.engine.identity, abort))
+
+    def _end(self, request: Request, event: RequestEvent) -> None:
+        self._move(request, event)
+        del request.client.requests[request.request_id]
+        request.engine.requests.remove(request)
+        self._loads.give_back(request.engine.slot)
+
+    def _move(self, request: Request, event: RequestEvent) -> None:
+        self._history.note(request, event)
+        request.state = self._history.next_state(TRANSITIONS, request.state, event, request)
+
+    def check(self, clients: Iterable[Client], engines: Iterable[Engine]) -> None:
+        """Assert that the containers agree."""
+        of_clients = {request for client in clients for request in client.requests.values()}
+        of_engines = {request for engine in engines for request in engine.requests}
+        assert of_clients == of_engines
+        assert len(of_clients) == self._loads.total
+        for request in of_clients:
+            assert request.client.requests[request.request_id] is request
+            assert request.state in (RequestState.RUNNING, RequestState.ABORTING)
+        for slot, engine in self._engine_of_slot.items():
+            assert engine.slot == slot
+            assert self._loads.load(slot) == len(engine.requests)

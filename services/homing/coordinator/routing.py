@@ -1,0 +1,90 @@
+"""Which rank gets a request: pure functions of what the ranks hold and how busy they are.
+
+A policy is given the ranks that may be chosen, parted by how much of the prompt each is believed
+to hold, and their loads. `prefix_affinity` scores each rank
+
+    matched blocks / prompt blocks - alpha * (load - mean) / max(1, mean)
+
+with the mean over all live ranks. The first term is at most 1, a full hit. The second is a rank's
+load measured against the fleet's: nothing when the fleet is even, uncapped when it is not. With
+alpha 0 only the prefix counts; with alpha 1 a single request of imbalance across two ranks cancels
+a full hit. The floor under the mean is what makes that true: without it a lone request on an idle
+fleet would weigh as much as the fleet has ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from homing.coordinator.loads import RankLoads, Slot
+
+
+class Match(NamedTuple):
+    """Ranks that hold equally much of a prompt."""
+
+    num_blocks: int
+    """Blocks matched, counted from the prompt's first."""
+    slots: int
+    """The ranks, as a set of slots; not empty."""
+
+
+def prefix_affinity(
+    matches: Sequence[Match], num_prompt_blocks: int, loads: RankLoads, alpha: float
+) -> Slot:
+    """Highest score; ties to the least loaded, then to the least recently chosen.
+
+    Ranks with equal matches differ by their load alone, so the least loaded of each group is the
+    only candidate. `alpha * mean` is the same for all ranks and left out: subtracting it would
+    only add rounding errors that break exact ties.
+    """
+    weight = alpha / max(1.0, loads.mean)
+    best_rank, best = None, Slot(0)
+    for match in matches:
+        slot = loads.least_loaded(match.slots)
+        load = loads.load(slot)
+        held = match.num_blocks / num_prompt_blocks if match.num_blocks else 0.0
+        rank = (held - weight * load, -load, -loads.turn(slot))
+        if best_rank is None or rank > best_rank:
+            best_rank, best = rank, slot
+    assert best_rank is not None, "no rank to choose from"
+    return best
+
+
+def load_balanced(
+    matches: Sequence[Match], num_prompt_blocks: int, loads: RankLoads, alpha: float
+) -> Slot:
+    """The least loaded; ties to the least recently chosen."""
+    return loads.least_loaded(_all_slots(matches))
+
+
+def round_robin(
+    matches: Sequence[Match], num_prompt_blocks: int, loads: RankLoads, alpha: float
+) -> Slot:
+    """The least recently chosen, whatever its load."""
+    return loads.least_recent(_all_slots(matches))
+
+
+def _all_slots(matches: Sequence[Match]) -> int:
+    slots = 0
+    for match in matches:
+        slots |= match.slots
+    return slots
+
+
+Policy = Callable[[Sequence[Match], int, RankLoads, float], Slot]
+"""(matches, the prompt's full blocks, loads, alpha) -> the chosen slot. The matches part the ranks
+that may be chosen; there is at least one."""
+
+POLICIES: dict[str, Policy] = {
+    "prefix_affinity": prefix_affinity,
+    "load_balanced": load_balanced,
+    "round_robin": round_robin,
+}
+
+_READS_PREFIXES = {"prefix_affinity"}
+
+
+def reads_prefixes(policy: str) -> bool:
+    """Whether the policy looks at matches: if not, clients need not hash their prompts."""
+    return policy in _READS_PREFIXES

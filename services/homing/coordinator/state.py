@@ -1,0 +1,237 @@
+"""Coordinator: all that it decides, without a socket, a clock or a sleep.
+
+`handle(event, now)` changes the state and returns what to send, in the order in which it must be
+sent. This file says which part a message concerns; the parts, each in its own file:
+
+    sessions    who is there: Hello and Welcome, heartbeats, loss; what clients know of the fleet
+    requests    where each request is: dispatch (routing, prefix_index, loads) and its one end
+    control     the fleet's state; commands to all engines
+    totals      what was counted, for `snapshot`
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, assert_never
+
+from typing_extensions import Buffer
+
+from homing.coordinator.config import CoordinatorConfig
+from homing.coordinator.control import FleetControl
+from homing.coordinator.events import (
+    Event,
+    Failure,
+    Forward,
+    Garbage,
+    GarbageSubmit,
+    Instruction,
+    OtherVersion,
+    Outbox,
+    Received,
+    Send,
+    Tick,
+    Unsent,
+)
+from homing.coordinator.history import History
+from homing.coordinator.loads import RankLoads
+from homing.coordinator.peers import PeerEvent, Strangers
+from homing.coordinator.prefix_index import PrefixIndex
+from homing.coordinator.records import Client, Engine, Peer
+from homing.coordinator.requests import Requests
+from homing.coordinator.sessions import Sessions
+from homing.coordinator.snapshot import fleet_snapshot
+from homing.coordinator.totals import EngineCounters, Totals, read_counters
+from homing.errors import WireError
+from homing.wire import (
+    Abort,
+    Control,
+    ControlDone,
+    FinishedRequest,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Output,
+    Rejoin,
+    Stats,
+    StatsReply,
+    Submit,
+    pack_payload,
+    read_payload,
+)
+from homing.wire.messages import ToCoordinator, clip
+
+log = logging.getLogger(__name__)
+
+
+class Coordinator:
+    def __init__(self, config: CoordinatorConfig, *, incarnation: int, now: float) -> None:
+        """`incarnation` is random: it tells peers this coordinator from the one before it."""
+        self._config = config
+        self._incarnation = incarnation
+        self._started_at = now
+        self._outbox: Outbox = []
+        history = History()
+        self.totals = Totals()
+        self.counters = EngineCounters()
+        self.index = PrefixIndex(
+            ttl_s=config.prefix_ttl_s, max_entries=config.max_index_entries, now=now
+        )
+        self.loads = RankLoads(max_load=config.max_queued_requests)
+        self.requests = Requests(config, self.index, self.loads, self._outbox, history, self.totals)
+        self.control = FleetControl(self._outbox, history)
+        self.sessions = Sessions(
+            config,
+            incarnation=incarnation,
+            now=now,
+            requests=self.requests,
+            control=self.control,
+            index=self.index,
+            loads=self.loads,
+            totals=self.totals,
+            counters=self.counters,
+            outbox=self._outbox,
+            history=history,
+        )
+        self.peers = self.sessions.peers
+        self._strangers = Strangers(interval_s=config.heartbeat_s)
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """Take in one event; `now` is in seconds and never falls."""
+        match event:
+            case Received():
+                self._on_message(event, now)
+            case Unsent(identity, failure):
+                if peer := self.peers.by_identity.get(identity):
+                    why = "is not connected" if failure is Failure.GONE else "does not read"
+                    self.sessions.end(peer, PeerEvent.LOST, why)
+            case Tick():
+                self.sessions.tick(now)
+            case Garbage() | GarbageSubmit():
+                self._on_garbage(event, now)
+            case OtherVersion(sender, version):
+                self.totals.garbage += 1
+                self.sessions.refuse_version(sender, version)
+            case _:
+                assert_never(event)
+        self.sessions.announce()
+        instructions = self._outbox.copy()
+        self._outbox.clear()
+        return instructions
+
+    def _on_message(self, event: Received, now: float) -> None:
+        sender, message, frames = event
+        peer = self.peers.by_identity.get(sender)
+        if peer is not None:
+            peer.last_seen = now
+        if isinstance(message, Hello):
+            self._strangers.forget(sender)
+            self.sessions.hello(sender, message, now)
+        elif isinstance(peer, Engine):
+            self._from_engine(peer, message, frames)
+        elif peer is not None:
+            self._from_client(peer, message, frames, now)
+        elif not isinstance(message, Goodbye) and self._strangers.may_tell(sender, now):
+            self._outbox.append(Send(sender, Rejoin(self._incarnation)))
+
+    def _from_engine(
+        self, engine: Engine, message: ToCoordinator, frames: Sequence[Buffer]
+    ) -> None:
+        match message:
+            case Output():
+                self._on_output(engine, message, frames)
+            case Heartbeat():
+                self._on_report(engine, message)
+            case ControlDone():
+                self.sessions.control_done(engine, message)
+            case Goodbye():
+                self.sessions.end(engine, PeerEvent.LEFT, "left")
+            case _:
+                self._drop(engine, f"{type(message).__name__} is not for an engine to say")
+
+    def _from_client(
+        self, client: Client, message: ToCoordinator, frames: Sequence[Buffer], now: float
+    ) -> None:
+        match message:
+            case Submit():
+                self.requests.submit(client, message, frames)
+            case Heartbeat():
+                pass
+            case Abort() if message.client == client.uid:
+                self.requests.abort(client, message, frames)
+            case Control():
+                self.control.request(client, message)
+                self.sessions.start_commands()
+            case Stats():
+                frame = pack_payload(self.snapshot(now))
+                self._outbox.append(Send(client.identity, StatsReply(message.token, frame)))
+            case Goodbye():
+                self.sessions.end(client, PeerEvent.LEFT, "left")
+            case _:
+                self._drop(client, f"{type(message).__name__} is not for this client to say")
+
+    def _on_output(self, engine: Engine, output: Output, frames: Sequence[Buffer]) -> None:
+        """Constant work per step and client, and per request that ended: deltas are not read."""
+        self.totals.outputs += 1
+        client = self.peers.client_of_uid.get(output.client)
+        if output.finished is not None:
+            try:
+                ends = read_payload(output.finished, list[FinishedRequest])
+            except WireError as error:
+                # Requests ended and nobody can tell which: none of them may wait for ever.
+                self._drop(engine, f"finished: {error}")
+                self.sessions.end(engine, PeerEvent.LOST, "sent an unreadable list of ends")
+                return
+            self.requests.finish(engine, client, ends)
+        if client is None:
+            self.totals.outputs_dropped += 1
+        else:
+            self._outbox.append(Forward(client.identity, frames))
+
+    def _on_report(self, engine: Engine, report: Heartbeat) -> None:
+        engine.report = report
+        try:
+            self.counters.update(engine.uid, read_counters(report.counters))
+        except WireError as error:
+            self._drop(engine, f"counters: {error}")
+
+    def _on_garbage(self, event: Garbage | GarbageSubmit, now: float) -> None:
+        peer = self.peers.by_identity.get(event.sender)
+        if peer is not None:
+            peer.last_seen = now
+        self._drop(peer or event.sender, event.reason)
+        if (
+            isinstance(event, GarbageSubmit)
+            and isinstance(peer, Client)
+            and peer.uid == event.client
+        ):
+            self.requests.submit_unread(peer, event.request_id, event.attempt, clip(event.reason))
+
+    def _drop(self, source: Peer | bytes, reason: str) -> None:
+        """Count garbage; log only the first of each sender."""
+        self.totals.garbage += 1
+        if isinstance(source, bytes):
+            first, name = self._strangers.may_warn(source), source.hex()
+        else:
+            first, name = not source.sent_garbage, str(source)
+            source.sent_garbage = True
+        if first:
+            log.warning("dropped garbage", extra={"sender": name, "reason": reason})
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """What Stats is answered with."""
+        return {
+            "incarnation": self._incarnation,
+            "uptime_s": now - self._started_at,
+            "policy": self._config.policy,
+            "state": self.control.state.value,
+            "epoch": self.sessions.epoch,
+            "index_entries": self.index.num_entries,
+            **fleet_snapshot(self.peers, self.loads, self.totals, self.counters),
+        }
+
+    def check(self) -> None:
+        """Assert that what is kept in two places agrees. For tests, after every event."""
+        self.sessions.check()
+        self.requests.check(self.peers.clients, self.peers.engines)
+        self.loads.check()
