@@ -5,16 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from homing.errors import ConfigError
+from homing.errors import ConfigError, HomingError
 
 # The settings cannot work: a restart would fail the same way. argparse and tyro use it too.
 EXIT_CONFIG_ERROR = 2
 
 
 def run_main(main: Callable[[], int | None], *, program: str = "homing") -> int:
-    """Run `main`; a ConfigError is one line on stderr and EXIT_CONFIG_ERROR, with no traceback."""
+    """Run `main`; what Homing raises on purpose is one line on stderr, with no traceback.
+
+    The exit code is then EXIT_CONFIG_ERROR for a ConfigError and 1 for the others.
+    """
     try:
         return main() or 0
-    except ConfigError as error:
+    except HomingError as error:
         print(f"{program}: error: {error}", file=sys.stderr)
-        return EXIT_CONFIG_ERROR
+        return EXIT_CONFIG_ERROR if isinstance(error, ConfigError) else 1
