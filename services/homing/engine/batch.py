@@ -6,9 +6,15 @@ and values of a layer are written to the cache before any row attends.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor
+
+from homing.engine.block_pool import SCRATCH_BLOCK
+from homing.engine.plan import Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +32,49 @@ class Batch:
     request_index: Tensor  # [tokens]
     block_tables: Tensor  # [requests, max_blocks], padded with 0
     selected: Tensor  # [selected], rows whose logits are wanted, ascending
+
+
+def build_batch(chunks: Sequence[Chunk], block_size: int) -> Batch:
+    """One row for each token of each chunk, in order.
+
+    A row whose position lies in a block found in the cache has its key and value there already: it
+    writes to the scratch block instead, so that shared blocks are only ever read.
+    """
+    starts = np.array([chunk.start for chunk in chunks], np.int32)
+    lengths = np.array([chunk.end for chunk in chunks], np.int32) - starts
+    row_starts = np.cumsum(lengths, dtype=np.int32) - lengths
+    request_index = np.repeat(np.arange(len(chunks), dtype=np.int32), lengths)
+    positions = np.arange(lengths.sum(), dtype=np.int32) + (starts - row_starts)[request_index]
+    block_tables = _block_tables(chunks)
+
+    blocks = block_tables[request_index, positions // block_size]
+    num_shared = np.array([chunk.request.num_shared_tokens for chunk in chunks], np.int32)
+    blocks[positions < num_shared[request_index]] = SCRATCH_BLOCK
+    slots = blocks * np.int32(block_size) + positions % np.int32(block_size)
+
+    tokens = np.concatenate([chunk.request.tokens[chunk.start : chunk.end] for chunk in chunks])
+    return Batch(
+        token_ids=torch.from_numpy(tokens),
+        positions=torch.from_numpy(positions),
+        slot_mapping=torch.from_numpy(slots),
+        request_index=torch.from_numpy(request_index),
+        block_tables=torch.from_numpy(block_tables),
+        selected=torch.from_numpy(_selected(chunks, row_starts)),
+    )
+
+
+def _block_tables(chunks: Sequence[Chunk]) -> np.ndarray:
+    tables = np.zeros((len(chunks), max(chunk.request.num_blocks for chunk in chunks)), np.int32)
+    for table, chunk in zip(tables, chunks, strict=True):
+        table[: chunk.request.num_blocks] = chunk.request.blocks
+    return tables
+
+
+def _selected(chunks: Sequence[Chunk], row_starts: np.ndarray) -> np.ndarray:
+    rows: list[int] = []
+    for chunk, row_start in zip(chunks, row_starts.tolist(), strict=True):
+        to_row = row_start - chunk.start
+        rows += range(chunk.scored.start + to_row, chunk.scored.stop + to_row)
+        if chunk.samples:
+            rows.append(chunk.end - 1 + to_row)
+    return np.array(rows, np.int32)

@@ -1,0 +1,56 @@
+"""How one engine process is set up. Imports no torch: launchers read this."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """One engine: loads a model, joins a coordinator and answers requests."""
+
+    model: Annotated[str | None, tyro.conf.Positional] = None
+    """A Hugging Face directory or a .gguf file. Default: the demo model, SmolLM2-135M-Instruct."""
+    coordinator: str
+    """Address of the coordinator, such as tcp://127.0.0.1:5001 or ipc:///run/homing/coordinator."""
+    rank: int | None = None
+    """The rank to be in the fleet. Default: the lowest free one."""
+    dtype: str | None = None
+    """bf16, fp16 or fp32, of weights and KV cache. Default: bf16."""
+    max_model_len: int | None = None
+    """Most tokens of a request, prompt and answer. Default: the model's context length."""
+    kv_cache_gb: float | None = None
+    """Memory for keys and values, in GiB. Default: 4, or 15 % of the machine's memory if that is less."""
+    block_size: int = 16
+    """Tokens of a KV block: the grain in which prefixes are shared."""
+    max_batch_requests: int = 64
+    """Requests that run at a time; more wait. A larger batch answers more in all, each more slowly."""
+    max_step_tokens: int = 256
+    """Tokens computed in one step. More: prompts are read a little faster. Fewer: answers flow more evenly
+    beside them."""
+    max_queued_requests: int = 4096
+    """Requests that wait; more are refused."""
+    num_threads: int | None = None
+    """Threads that compute. Default: one for each core that this process may use."""
+    served_model_name: str | None = None
+    """What clients call the model. Default: its file's name."""
+    join_timeout_s: float = 300.0
+    """How long to wait for a coordinator that does not answer, before giving up."""
+    lifeline_fd: int | None = None
+    """A pipe's read end; when it closes, the process that started this one is gone, and it stops."""
+    verbose: bool = False
+    """Log more."""
+
+    @property
+    def threads(self) -> int:
+        return self.num_threads or len(os.sched_getaffinity(0))
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """The process's environment: it names the directory for converted models."""
+        return os.environ

@@ -1,0 +1,83 @@
+"""What an engine's settings mean for a given model, or why they cannot work."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from homing.engine.config import EngineConfig
+from homing.engine.kv_cache import block_bytes
+from homing.engine.models import ModelShape
+from homing.errors import ConfigError
+
+GIB = 2**30
+DEFAULT_KV_CACHE_GB = 4.0
+DEFAULT_KV_CACHE_SHARE = 0.15
+"""Of the machine's memory: two engines and their weights then leave it more than half."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLimits:
+    """What the engine's core works within. Made by `engine_limits`."""
+
+    num_blocks: int
+    """Blocks of the KV cache, the scratch block included."""
+    block_size: int
+    """Tokens of a block."""
+    max_context_tokens: int
+    """Tokens of one request, answer included."""
+    max_batch_requests: int
+    max_step_tokens: int
+    max_queued_requests: int
+
+
+def engine_limits(config: EngineConfig, shape: ModelShape) -> EngineLimits:
+    """Raises ConfigError, in one line, for settings that cannot work."""
+    for name in ("block_size", "max_batch_requests", "max_step_tokens", "max_queued_requests"):
+        if getattr(config, name) < 1:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} is {getattr(config, name)}; it must be at least 1")
+    if config.max_step_tokens < config.max_batch_requests:
+        raise ConfigError(
+            f"--max-step-tokens {config.max_step_tokens} is less than --max-batch-requests "
+            f"{config.max_batch_requests}: each request of a batch takes at least one token a step"
+        )
+    max_context_tokens = _max_context_tokens(config, shape)
+    return EngineLimits(
+        num_blocks=_num_blocks(config, shape, max_context_tokens),
+        block_size=config.block_size,
+        max_context_tokens=max_context_tokens,
+        max_batch_requests=config.max_batch_requests,
+        max_step_tokens=config.max_step_tokens,
+        max_queued_requests=config.max_queued_requests,
+    )
+
+
+def _max_context_tokens(config: EngineConfig, shape: ModelShape) -> int:
+    asked = config.max_model_len
+    if asked is None:
+        return shape.max_context_tokens
+    if not 1 < asked <= shape.max_context_tokens:
+        raise ConfigError(
+            f"--max-model-len is {asked:,}; the model's context is {shape.max_context_tokens:,} tokens"
+        )
+    return asked
+
+
+def _num_blocks(config: EngineConfig, shape: ModelShape, max_context_tokens: int) -> int:
+    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    cache_gb = config.kv_cache_gb
+    if cache_gb is None:
+        cache_gb = min(DEFAULT_KV_CACHE_GB, DEFAULT_KV_CACHE_SHARE * memory_gb)
+    if not 0 < cache_gb < memory_gb:
+        raise ConfigError(f"--kv-cache-gb is {cache_gb:g}; the machine has {memory_gb:.1f} GiB")
+    bytes_per_block = block_bytes(shape, config.block_size)
+    num_blocks = int(cache_gb * GIB) // bytes_per_block
+    needed = -(-max_context_tokens // config.block_size) + 1  # and the scratch block
+    if num_blocks < needed:
+        raise ConfigError(
+            f"a KV cache of {cache_gb:.3g} GiB holds {max(0, num_blocks - 1) * config.block_size:,} "
+            f"tokens; one request may have {max_context_tokens:,}: raise --kv-cache-gb to "
+            f"{needed * bytes_per_block / GIB + 0.01:.2f} or lower --max-model-len"
+        )
+    return num_blocks

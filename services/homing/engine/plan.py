@@ -1,0 +1,42 @@
+"""What one step computes: the scheduler's decision, before any tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from homing.engine.request import Phase, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens `[start, end)` of one request, computed in this step."""
+
+    request: Request
+    start: int
+    end: int
+    scored: range
+    """Positions whose logits score a token of the prompt."""
+    samples: bool
+    """The logits of position `end - 1` choose the next token."""
+
+    @classmethod
+    def of(cls, request: Request, num_tokens: int) -> Chunk:
+        """The next `num_tokens` tokens that the request owes."""
+        start, end = request.num_computed, request.num_computed + num_tokens
+        scored = request.prompt_scores.positions(start, end) if request.scores_prompt else range(0)
+        return cls(request, start, end, scored, end == request.num_tokens and request.generates)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Chunks in the order of their rows."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.end - chunk.start for chunk in self.chunks)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum(c.end - c.start for c in self.chunks if c.request.phase is Phase.PREFILL)

@@ -1,0 +1,204 @@
+"""One request's tokens and phase.
+
+    0             num_cached          num_computed          num_tokens            max_tokens
+    |--- from the cache ---|--- computed here ---|--- to compute ---|--- to generate ---|
+    |------- prompt -------|------------- generated so far ---------|
+    0                  num_prompt
+
+`[0, num_computed)` have their keys and values in the request's blocks. `num_prompt` is independent of the
+other marks: a preempted request computes generated tokens again, and tokens that an earlier attempt
+generated arrive as the end of the submitted prompt, yet count as generated in everything that follows
+(stopping, penalties, limits, noise), so that the request goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from homing.engine.log_probs import PromptScores
+from homing.engine.stop_words import StopWords
+from homing.params import SamplingParams
+from homing.prefix import BlockHash, extend_hashes
+
+RequestKey = Hashable
+"""What names a request for whoever submitted it."""
+
+
+MIN_TEMPERATURE = 1e-5
+"""Below it a request counts as greedy: dividing by it would overflow, and no other token has a chance."""
+
+
+class Phase(Enum):
+    WAITING = "waiting"  # holds no blocks: it is new, or was preempted
+    PREFILL = "prefill"  # holds blocks; more than its newest token is yet to be computed
+    DECODE = "decode"  # all but its newest token is computed
+    FINISHED = "finished"  # holds no blocks, and never will
+
+
+class Change(Enum):
+    ADMIT = "admit"
+    SAMPLE = "sample"
+    PREEMPT = "preempt"
+    FINISH = "finish"
+
+
+_PHASE_AFTER = {
+    (Phase.WAITING, Change.ADMIT): Phase.PREFILL,
+    (Phase.PREFILL, Change.SAMPLE): Phase.DECODE,
+    (Phase.DECODE, Change.SAMPLE): Phase.DECODE,
+    (Phase.PREFILL, Change.PREEMPT): Phase.WAITING,
+    (Phase.DECODE, Change.PREEMPT): Phase.WAITING,
+    (Phase.WAITING, Change.FINISH): Phase.FINISHED,
+    (Phase.PREFILL, Change.FINISH): Phase.FINISHED,
+    (Phase.DECODE, Change.FINISH): Phase.FINISHED,
+}
+
+
+class Request:
+    """Mutable, and owned by one engine. Scheduler and block pool move its marks; the engine appends."""
+
+    def __init__(
+        self,
+        key: RequestKey,
+        prompt: NDArray[np.int32],
+        sampling: SamplingParams,
+        *,
+        seed: int,
+        block_size: int,
+        max_new_tokens: int,
+        num_resumed: int = 0,
+        salt: bytes = b"",
+        stop_token_ids: frozenset[int] = frozenset(),
+        stop_words: StopWords | None = None,
+    ) -> None:
+        """
+        prompt: all tokens known, those of an earlier attempt included.
+        seed: decides the noise, together with a token's position.
+        max_new_tokens: in this attempt; the caller has checked that they fit the context.
+        num_resumed: how many of the last tokens of `prompt` an earlier attempt generated.
+        salt: keeps the prefixes of other weights and other tenants apart.
+        stop_token_ids: the model's own included, unless ignored.
+        """
+        self.key = key
+        self.sampling = sampling
+        self.seed = seed
+        self.greedy = sampling.greedy or sampling.temperature < MIN_TEMPERATURE
+        self.has_penalties = (
+            sampling.repetition_penalty != 1.0
+            or sampling.presence_penalty != 0.0
+            or sampling.frequency_penalty != 0.0
+            or bool(sampling.logit_bias)
+        )
+        self.phase = Phase.WAITING
+        self.num_tokens = len(prompt)
+        self.num_submitted = len(prompt)
+        self.num_prompt = len(prompt) - num_resumed
+        self.max_tokens = len(prompt) + max_new_tokens
+        self.generates = max_new_tokens > 0  # if not, it is there to score its prompt
+        self.num_cached = 0
+        self.num_computed = 0
+        self.stop_token_ids = stop_token_ids
+        self.stop_words = stop_words
+        self.prompt_scores = PromptScores(self.num_prompt)
+        self.num_cached_at_start: int | None = None  # None until first admitted
+        self.has_answered = False
+
+        self.arrival = 0  # set by the scheduler: lower is older
+        self.num_passes = 0  # how often a younger one was admitted while this did not fit
+
+        self._tokens = np.empty(self.max_tokens, np.int32)
+        self._tokens[: self.num_tokens] = prompt
+        self._block_size = block_size
+        self._salt = salt
+        self.block_table = np.zeros(-(-self.max_tokens // block_size), np.int32)
+        self.num_blocks = 0
+        self.num_shared_tokens = 0
+        """`[0, num_shared_tokens)` lie in blocks that were found in the cache, and are never written."""
+        self.num_registered = 0  # how many of its first blocks are in the prefix index
+        self.registers_blocks = True
+        self.hashes: list[BlockHash] = []
+        self.extend_hashes()
+
+    def change(self, change: Change) -> None:
+        self.phase = _PHASE_AFTER[self.phase, change]
+
+    # Tokens
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """A view of prompt and answer."""
+        return self._tokens[: self.num_tokens]
+
+    @property
+    def generated(self) -> NDArray[np.int32]:
+        """A view of the answer, earlier attempts included."""
+        return self._tokens[self.num_prompt : self.num_tokens]
+
+    @property
+    def num_generated(self) -> int:
+        return self.num_tokens - self.num_prompt
+
+    @property
+    def num_generated_here(self) -> int:
+        """In this attempt."""
+        return self.num_tokens - self.num_submitted
+
+    @property
+    def num_owed(self) -> int:
+        """Tokens known, yet to be computed."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def bars_stop_ids(self) -> bool:
+        """Too little is generated to end at a token id."""
+        return self.num_generated < self.sampling.min_tokens
+
+    def append(self, token: int) -> None:
+        self._tokens[self.num_tokens] = token
+        self.num_tokens += 1
+
+    # Scoring of the prompt
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Log-probabilities of prompt tokens are wanted, and some are yet to be computed."""
+        return self.sampling.wants_prompt_log_probs and not self.prompt_scores.complete
+
+    @property
+    def max_cached(self) -> int:
+        """How many tokens may be taken from the cache: their logits are not needed.
+
+        The last token's always are, and those of all prompt tokens that are yet to be scored.
+        """
+        last = self.num_tokens - 1
+        return min(last, self.prompt_scores.num_scored) if self.scores_prompt else last
+
+    # Blocks
+
+    @property
+    def blocks(self) -> NDArray[np.int32]:
+        """A view of the ids of the blocks held, in order of position."""
+        return self.block_table[: self.num_blocks]
+
+    def hold(self, block_ids: list[int]) -> None:
+        """Take further blocks, for the positions that follow."""
+        end = self.num_blocks + len(block_ids)
+        self.block_table[self.num_blocks : end] = block_ids
+        self.num_blocks = end
+
+    def drop_blocks(self) -> list[int]:
+        """Forget all blocks and what was computed in them; returns the ids held until now."""
+        blocks = self.blocks.tolist()
+        self.num_blocks = self.num_cached = self.num_computed = 0
+        self.num_shared_tokens = self.num_registered = 0
+        return blocks
+
+    def extend_hashes(self) -> None:
+        """Hash the full blocks of tokens that have no hash yet."""
+        if self.num_tokens // self._block_size > len(self.hashes):
+            known = self.tokens.view(np.uint8).data
+            self.hashes += extend_hashes(self.hashes, known, self._block_size, self._salt)

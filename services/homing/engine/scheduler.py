@@ -1,0 +1,245 @@
+"""Decides which tokens run in the next step.
+
+Continuous batching: each step is filled anew, up to a budget of tokens.
+
+1. Decodes come first, one token each. Where blocks run out, the newest running request is preempted: it
+   gives back its blocks and waits, and is computed again later (mostly from the prefix cache).
+2. Waiting requests are admitted, oldest first, while there are batch places and blocks for all of their
+   tokens. One that does not fit may be passed by younger ones, a bounded number of times. One whose
+   next block is being computed for another request waits for it, and then finds it in the cache.
+3. What is left of the budget goes to prefill chunks, as `share_budget` says.
+
+The oldest request always advances: it may preempt every other one, and the engine accepts no request that
+does not fit the pool alone.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from operator import attrgetter
+
+from homing.engine.block_pool import BlockPool
+from homing.engine.plan import Chunk, StepPlan
+from homing.engine.request import Change, Phase, Request
+from homing.prefix import BlockHash
+
+MAX_PASSES = 64
+"""A request that does not fit is passed by so many younger ones; then it is next, whoever waits."""
+
+MAX_REFUSALS = 8
+"""Waiting requests tried in vain before a step goes on without more admissions."""
+
+MAX_SCORED_TOKENS = 256
+"""Prompt tokens scored in one step: each needs a row of logits as wide as the vocabulary."""
+
+_ARRIVAL = attrgetter("arrival")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    max_batch_requests: int
+    """Requests that hold blocks at a time."""
+    max_step_tokens: int
+    """Tokens of one step; at least one for each request of the batch."""
+
+
+class Scheduler:
+    def __init__(self, pool: BlockPool, block_size: int, limits: SchedulerLimits) -> None:
+        assert limits.max_step_tokens >= limits.max_batch_requests
+        self.waiting: list[Request] = []  # oldest first, like `running`
+        self.running: list[Request] = []
+        self.paused = False
+        self.num_preemptions = 0
+        self._pool = pool
+        self._block_size = block_size
+        self._limits = limits
+        self._arrivals = count()
+        self._computing: dict[BlockHash, Request] = {}  # prompt block -> who will compute it
+
+    # The three steps
+
+    def schedule(self) -> StepPlan:
+        """The chunks of the next step; none while paused. The requests' blocks are theirs already."""
+        plan = StepPlan()
+        if self.paused:
+            return plan
+        num_preemptions = self.num_preemptions
+        for request in [r for r in self.running if r.phase is Phase.DECODE]:
+            if request.phase is Phase.DECODE and self._has_room_for_next(request):
+                plan.chunks.append(Chunk.of(request, 1))
+        if self.num_preemptions == num_preemptions:  # else it would be admitted again at once
+            self._admit()
+        self._add_prefills(plan, self._limits.max_step_tokens - len(plan.chunks))
+        return plan
+
+    def _has_room_for_next(self, request: Request) -> bool:
+        """Get the block for the next token, if need be from the newest; False if that is `request`."""
+        if request.num_computed < request.num_blocks * self._block_size:
+            return True
+        while not self._pool.num_available:
+            newest = self.running[-1]
+            self._preempt(newest)
+            if newest is request:
+                return False
+        request.hold(self._pool.allocate(1, after=int(request.blocks[-1])))
+        return True
+
+    def _admit(self) -> None:
+        refused: list[Request] = []
+        for request in list(self.waiting):
+            if len(self.running) == self._limits.max_batch_requests:
+                return
+            if self._waits_for_prefix(request):
+                continue
+            if not self._take_blocks(request):
+                refused.append(request)
+                if request.num_passes >= MAX_PASSES or len(refused) == MAX_REFUSALS:
+                    return
+                continue
+            self.waiting.remove(request)
+            insort(self.running, request, key=_ARRIVAL)
+            request.change(Change.ADMIT)
+            for passed in refused:
+                passed.num_passes += 1
+
+    def _add_prefills(self, plan: StepPlan, budget: int) -> None:
+        prefills = [r for r in self.running if r.phase is Phase.PREFILL]
+        if not prefills or not budget:
+            return
+        owed: list[int] = []
+        scorable = MAX_SCORED_TOKENS
+        for request in prefills:
+            owed.append(min(request.num_owed, scorable) if request.scores_prompt else request.num_owed)
+            scorable -= owed[-1] if request.scores_prompt else 0
+        for request, num_tokens in zip(prefills, share_budget(owed, budget), strict=True):
+            if num_tokens:
+                plan.chunks.append(Chunk.of(request, num_tokens))
+
+    # Blocks
+
+    def _waits_for_prefix(self, request: Request) -> bool:
+        """Another request is computing this one's first missing block.
+
+        Only whole blocks that could be taken from the cache count, so nobody waits in vain.
+        """
+        usable = request.max_cached // self._block_size
+        missing = next((h for h in islice(request.hashes, usable) if h not in self._pool), None)
+        return missing in self._computing
+
+    def _take_blocks(self, request: Request) -> bool:
+        """Give the request blocks for all of its tokens, cached ones where there are; False, and
+        nothing changes, if that does not leave one for each running request to go on."""
+        pool = self._pool
+        cached = pool.match(request.hashes)
+        num_new = -(-request.num_tokens // self._block_size) - len(cached)
+        num_needed = num_new + pool.num_cached_among(cached)
+        if num_needed + len(self.running) > pool.num_available and self.running:
+            return False
+        pool.hold(cached)
+        request.hold(cached)
+        request.hold(pool.allocate(num_new, after=cached[-1] if cached else None))
+        request.num_registered = len(cached)
+        request.num_shared_tokens = len(cached) * self._block_size
+        request.num_cached = min(request.num_shared_tokens, request.max_cached)
+        request.num_computed = request.num_cached
+        request.registers_blocks = True
+        if request.num_cached_at_start is None:
+            request.num_cached_at_start = request.num_cached
+        for block_hash in request.hashes[len(cached) :]:
+            self._computing.setdefault(block_hash, request)
+        return True
+
+    def _give_back_blocks(self, request: Request) -> None:
+        for block_hash in request.hashes[request.num_registered :]:
+            self._stop_computing(block_hash, request)
+        self._pool.release(request.drop_blocks())
+
+    def _stop_computing(self, block_hash: BlockHash, request: Request) -> None:
+        if self._computing.get(block_hash) is request:
+            del self._computing[block_hash]
+
+    # What happens to requests
+
+    def add(self, request: Request) -> None:
+        request.arrival = next(self._arrivals)
+        self.waiting.append(request)
+
+    def computed(self, chunk: Chunk) -> None:
+        """The chunk was run: its tokens count as computed, and blocks that it filled can be shared."""
+        request = chunk.request
+        request.num_computed = chunk.end
+        num_full = chunk.end // self._block_size
+        if num_full == request.num_registered or not request.registers_blocks:
+            return
+        request.extend_hashes()
+        for index in range(request.num_registered, num_full):
+            block_hash = request.hashes[index]
+            block = int(request.block_table[index])
+            request.block_table[index] = self._pool.register(block, block_hash)
+            self._stop_computing(block_hash, request)
+        request.num_registered = num_full
+
+    def finish(self, request: Request) -> None:
+        """Whatever it was doing, it is done."""
+        if request.phase is Phase.WAITING:
+            self.waiting.remove(request)
+        else:
+            self.running.remove(request)
+            self._give_back_blocks(request)
+        request.change(Change.FINISH)
+
+    def clear_prefix_cache(self) -> int:
+        """Forget every prefix; what is running goes on, and enters no more blocks into the index."""
+        for request in self.running:
+            request.registers_blocks = False
+        self._computing.clear()
+        return self._pool.clear_index()
+
+    def _preempt(self, request: Request) -> None:
+        self.num_preemptions += 1
+        self.running.remove(request)
+        self._give_back_blocks(request)
+        request.change(Change.PREEMPT)
+        request.extend_hashes()
+        insort(self.waiting, request, key=_ARRIVAL)
+
+    def check(self) -> None:
+        """Raise AssertionError unless requests, block tables and pool agree."""
+        self._pool.check([r.blocks.tolist() for r in self.running])
+        assert len(self.running) <= self._limits.max_batch_requests
+        assert all(r.phase is Phase.WAITING and r.num_blocks == 0 for r in self.waiting)
+        assert all(r.phase in (Phase.PREFILL, Phase.DECODE) for r in self.running)
+        for requests in (self.waiting, self.running):
+            assert requests == sorted(requests, key=_ARRIVAL)
+        for request in self.running:
+            assert request.num_computed < request.num_tokens
+            assert request.num_computed <= request.num_blocks * self._block_size
+        assert all(owner in self.running for owner in self._computing.values())
+
+
+def share_budget(owed: Sequence[int], budget: int) -> list[int]:
+    """How many of the tokens that each prefill owes run in this step; `owed` is oldest first.
+
+    The oldest comes first. But while others owe less than half of what it does, it leaves them half of the
+    budget, the shortest first: a short prompt does not wait for the end of a long one, and prompts of
+    about one length run one after the other, which brings each its first token soonest on average.
+    """
+    shares = [0] * len(owed)
+    left = budget
+
+    def give(index: int, most: int) -> None:
+        nonlocal left
+        share = min(owed[index] - shares[index], most, left)
+        shares[index] += share
+        left -= share
+
+    short = [index for index, tokens in enumerate(owed) if 2 * tokens <= owed[0]]
+    give(0, -(-budget // 2) if short else budget)
+    for index in sorted(short, key=owed.__getitem__):
+        give(index, left)
+    for index in range(len(owed)):
+        give(index, left)
+    return shares
