@@ -1,4 +1,7 @@
-"""RankLoads: how many requests each rank has in flight, kept so that choosing needs no scan.
+"""RankLoads: how much each rank has in flight, kept so that choosing needs no scan.
+
+Load is counted in requests or in tokens, as whoever charges it likes: whole numbers, so that what
+was charged can be given back exactly.
 
 A live rank occupies a *slot*, a small number; a set of slots is an int used as a bit mask. For each
 load there is the mask of the slots that have it, so the least loaded slot of a set is the first
@@ -26,12 +29,15 @@ def slots_of(mask: int) -> Iterator[Slot]:
 class RankLoads:
     """Loads of the open slots. A load rises at dispatch and falls at finish, abort or loss."""
 
-    def __init__(self, *, max_load: int) -> None:
-        self._max_load = max_load
+    def __init__(self, *, max_load: int, floor: int = 1) -> None:
+        self._max_requests = max_load
+        self.floor = floor
+        """What one request of a usual size loads: a lower mean load says nothing of imbalance."""
         self.available = 0
-        """The open slots whose load is below `max_load`."""
+        """The open slots that have fewer than `max_load` requests."""
         self.total = 0
         self._load_of_slot: dict[Slot, int] = {}
+        self._requests_of_slot: dict[Slot, int] = {}
         self._slots_with_load: dict[int, int] = {}  # load -> mask of the slots that have it
         self._loads: list[int] = []  # the keys above, ascending
         self._turn_of_slot: OrderedDict[Slot, int] = OrderedDict()  # least recently chosen first
@@ -45,6 +51,9 @@ class RankLoads:
     def mean(self) -> float:
         return self.total / len(self._load_of_slot) if self._load_of_slot else 0.0
 
+    def __contains__(self, slot: Slot) -> bool:
+        return slot in self._load_of_slot
+
     def load(self, slot: Slot) -> int:
         return self._load_of_slot[slot]
 
@@ -56,6 +65,8 @@ class RankLoads:
         """Let a slot be chosen, starting with no load."""
         assert slot not in self._load_of_slot
         self._load_of_slot[slot] = 0
+        self._requests_of_slot[slot] = 0
+        self.available |= 1 << slot
         self._turn_of_slot[slot] = 0
         self._turn_of_slot.move_to_end(slot, last=False)
         self._put(slot, 0)
@@ -64,27 +75,30 @@ class RankLoads:
         """Forget a slot. Its load must have been given back."""
         load = self._load_of_slot.pop(slot)
         assert load == 0, f"slot {slot} closes with a load of {load}"
+        del self._requests_of_slot[slot]
         del self._turn_of_slot[slot]
         self._take(slot, 0)
         self.available &= ~(1 << slot)
 
-    def charge(self, slot: Slot) -> None:
+    def charge(self, slot: Slot, amount: int = 1) -> None:
         """Count a request that was sent to this slot."""
         load = self._load_of_slot[slot]
         self._take(slot, load)
-        self._put(slot, load + 1)
-        self.total += 1
+        self._put(slot, load + amount)
+        self.total += amount
+        self._count(slot, 1)
         self._turn += 1
         self._turn_of_slot[slot] = self._turn
         self._turn_of_slot.move_to_end(slot)
 
-    def give_back(self, slot: Slot) -> None:
-        """Count a request of this slot that ended."""
+    def give_back(self, slot: Slot, amount: int = 1) -> None:
+        """Count a request of this slot that ended, for which `amount` was charged."""
         load = self._load_of_slot[slot]
-        assert load > 0, f"slot {slot} has no load to give back"
+        assert load >= amount, f"slot {slot} has a load of {load}, not {amount} to give back"
         self._take(slot, load)
-        self._put(slot, load - 1)
-        self.total -= 1
+        self._put(slot, load - amount)
+        self.total -= amount
+        self._count(slot, -1)
 
     def least_loaded(self, slots: int) -> Slot:
         """Of a non-empty set of open slots: the least loaded; of those, the least recently
@@ -110,7 +124,11 @@ class RankLoads:
         else:
             self._slots_with_load[load] = 1 << slot
             insort(self._loads, load)
-        if load < self._max_load:
+
+    def _count(self, slot: Slot, requests: int) -> None:
+        requests += self._requests_of_slot[slot]
+        self._requests_of_slot[slot] = requests
+        if requests < self._max_requests:
             self.available |= 1 << slot
         else:
             self.available &= ~(1 << slot)
@@ -132,5 +150,6 @@ class RankLoads:
             assert mask
             assert all(self._load_of_slot[slot] == load for slot in slots_of(mask))
         assert sum(m.bit_count() for m in self._slots_with_load.values()) == self.num_open
-        below = sum(1 << slot for slot, load in self._load_of_slot.items() if load < self._max_load)
-        assert self.available == below
+        assert self._requests_of_slot.keys() == self._load_of_slot.keys()
+        below = (s for s, count in self._requests_of_slot.items() if count < self._max_requests)
+        assert self.available == sum(1 << slot for slot in below)

@@ -14,7 +14,7 @@ fleet would weigh as much as the fleet has ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from homing.coordinator.loads import RankLoads, Slot
@@ -38,7 +38,7 @@ def prefix_affinity(
     only candidate. `alpha * mean` is the same for all ranks and left out: subtracting it would
     only add rounding errors that break exact ties.
     """
-    weight = alpha / max(1.0, loads.mean)
+    weight = alpha / max(loads.floor, loads.mean)
     best_rank, best = None, Slot(0)
     for match in matches:
         slot = loads.least_loaded(match.slots)
@@ -49,6 +49,32 @@ def prefix_affinity(
             best_rank, best = rank, slot
     assert best_rank is not None, "no rank to choose from"
     return best
+
+
+def longest_prefix(
+    matches: Sequence[Match], num_prompt_blocks: int, loads: RankLoads, alpha: float
+) -> Slot:
+    """The deepest match, whatever its load: `prefix_affinity` with alpha 0.
+
+    Ties to the least loaded, so it balances what no rank holds. Source: the coordinator of Megatron
+    Core, whose policy of this name takes the ranks that hold the deepest known block.
+    """
+    deepest = max(matches, key=lambda match: match.num_blocks)
+    return loads.least_loaded(deepest.slots)
+
+
+def first_prefix_block(
+    matches: Sequence[Match], num_prompt_blocks: int, loads: RankLoads, alpha: float
+) -> Slot:
+    """`prefix_affinity` with the hit cut to yes or no: does the rank hold the first block?
+
+    Keeps tenants with different system prompts apart and ignores what follows. Source: the
+    coordinator of Megatron Core, which cuts the list of hashes to its first.
+    """
+    holders = _all_slots(match for match in matches if match.num_blocks)
+    others = _all_slots(match for match in matches if not match.num_blocks)
+    cut = [Match(held, slots) for held, slots in ((1, holders), (0, others)) if slots]
+    return prefix_affinity(cut, 1, loads, alpha)
 
 
 def load_balanced(
@@ -65,7 +91,7 @@ def round_robin(
     return loads.least_recent(_all_slots(matches))
 
 
-def _all_slots(matches: Sequence[Match]) -> int:
+def _all_slots(matches: Iterable[Match]) -> int:
     slots = 0
     for match in matches:
         slots |= match.slots
@@ -78,11 +104,13 @@ that may be chosen; there is at least one."""
 
 POLICIES: dict[str, Policy] = {
     "prefix_affinity": prefix_affinity,
+    "longest_prefix": longest_prefix,
+    "first_prefix_block": first_prefix_block,
     "load_balanced": load_balanced,
     "round_robin": round_robin,
 }
 
-_READS_PREFIXES = {"prefix_affinity"}
+_READS_PREFIXES = {"prefix_affinity", "longest_prefix", "first_prefix_block"}
 
 
 def reads_prefixes(policy: str) -> bool:
