@@ -1,7 +1,7 @@
 """Chat templates: a model's own Jinja program that turns messages into one prompt text.
 
-A template comes with a model and is not trusted: it runs in Jinja's immutable sandbox, and what it may
-write is bounded. Filters, globals and tags are those that Hugging Face templates expect.
+A template comes with a model and is not trusted: it runs in Jinja's immutable sandbox, and what it
+may write is bounded. Filters, globals and tags are those that Hugging Face templates expect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks what the model wrote; here it is plain text."""
+    """`{% generation %}...{% endgeneration %}` marks what the model wrote; here, plain text."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -40,7 +40,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)  # noqa: DTZ005 - templates mean local time
+    return datetime.now().strftime(pattern)  # local time, as Hugging Face has it
 
 
 def _tojson(
@@ -60,9 +60,11 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    # jinja2 leaves these two dictionaries untyped.
+    environment.filters["tojson"] = _tojson  # pyright: ignore[reportUnknownMemberType]
+    environment.globals.update(  # pyright: ignore[reportUnknownMemberType]
+        raise_exception=_raise_exception, strftime_now=_strftime_now
+    )
     return environment
 
 

@@ -13,7 +13,7 @@ class IncrementalDecoder:
 
     What the pushes and `finish` return, joined, is what `Tokenizer.decode` gives for prompt and
     answer, less the prompt's whole characters: if the prompt breaks off inside a character, the
-    answer begins with that character. Takes constant time per token, also for endless invalid bytes.
+    answer begins with that character. A token takes constant time, even amid endless invalid bytes.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:

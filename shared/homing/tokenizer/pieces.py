@@ -1,8 +1,8 @@
 """The bytes that each token stands for, whatever kind of tokenizer it belongs to.
 
-The text of a sequence is the UTF-8 of its tokens' bytes, joined: a token may be part of a character,
-and single ids cannot be decoded to text one by one. Three kinds of vocabulary are told apart by the
-decoder that tokenizer.json declares:
+The text of a sequence is the UTF-8 of its tokens' bytes, joined: a token may be part of a
+character, and single ids cannot be decoded to text one by one. Three kinds of vocabulary are told
+apart by the decoder that tokenizer.json declares:
 
 - byte-level (GPT-2, Llama 3, Qwen): each character of a token's spelling is one byte;
 - byte fallback (Llama 2, Mistral, Gemma): `<0xE2>` is one byte, other tokens are text;

@@ -6,12 +6,13 @@ Holds the files `tokenizer.json` and, if they are there, `tokenizer_config.json`
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import tokenizers
 
@@ -86,6 +87,12 @@ class Tokenizer:
         text = data.decode("utf-8", errors="replace")
         return text.removeprefix(" ") if self.strips_leading_space else text
 
+    def decode_whole(self, ids: Sequence[int]) -> str:
+        """As `decode`, without the beginning of a character that the sequence does not finish: that
+        is how far a text that goes on is settled."""
+        text = codecs.getincrementaldecoder("utf-8")("replace").decode(self.to_bytes(ids))
+        return text.removeprefix(" ") if self.strips_leading_space else text
+
     def to_bytes(self, ids: Sequence[int]) -> bytes:
         """The bytes of these tokens amid a text, control tokens left out."""
         return self._pieces.join(ids, skip_special=True)
@@ -108,7 +115,7 @@ class Tokenizer:
         return self._pieces[token]
 
     def token_text(self, token: int) -> str:
-        r"""The token for people to read: its text; `bytes:\xf0\x9f` if it is a part of a character."""
+        r"""The token as people read it: its text; `bytes:\xf0\x9f` for a part of a character."""
         piece = self._pieces[token]
         if piece is None:
             return f"token_id:{token}"
@@ -135,8 +142,8 @@ class Tokenizer:
     ) -> str:
         """The prompt that the model's template makes of a chat; encode it without special tokens.
 
-        `variables` are for the template, such as `enable_thinking`. Raises `InvalidRequest` with the
-        template's message, or if there is no template.
+        `variables` are for the template, such as `enable_thinking`. Raises `InvalidRequest` with
+        the template's message, or if there is no template.
         """
         return self._template.render(
             messages,
@@ -155,12 +162,12 @@ class Tokenizer:
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     """`bos_token` and its kin: written as a string, or as the content of an object."""
-    found = {
-        name: value.get("content") if isinstance(value, dict) else value
-        for name, value in config.items()
-        if name.endswith("_token")
+    found = {name: value for name, value in config.items() if name.endswith("_token")}
+    contents = {
+        name: cast("dict[str, Any]", value).get("content") if isinstance(value, dict) else value
+        for name, value in found.items()
     }
-    return {name: value for name, value in found.items() if isinstance(value, str)}
+    return {name: content for name, content in contents.items() if isinstance(content, str)}
 
 
 def _read_template(directory: Path, config: dict[str, Any]) -> str | None:
@@ -168,10 +175,9 @@ def _read_template(directory: Path, config: dict[str, Any]) -> str | None:
     file = directory / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
-    template = config.get("chat_template")
+    template: str | list[dict[str, str]] | None = config.get("chat_template")
     if isinstance(template, list):
-        by_name = {entry["name"]: entry["template"] for entry in template}
-        return by_name.get("default")
+        return {entry["name"]: entry["template"] for entry in template}.get("default")
     return template
 
 

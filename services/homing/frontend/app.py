@@ -1,0 +1,121 @@
+"""The routes. What they do is elsewhere."""
+
+from __future__ import annotations
+
+import secrets
+from importlib.metadata import version
+
+from quart import Quart, Response, request
+from werkzeug.exceptions import HTTPException
+
+from homing.errors import HomingError, InternalError
+from homing.frontend.chat import chat_prompt
+from homing.frontend.completions import completion_prompts
+from homing.frontend.http_errors import error_body, headers_of, http_error_body, status_of
+from homing.frontend.metrics import CONTENT_TYPE, render_metrics
+from homing.frontend.openai.replies import ChatReply, CompletionReply
+from homing.frontend.openai.requests import read_chat, read_completion
+from homing.frontend.openai.sampling import chat_params, completion_params
+from homing.frontend.service import Service
+from homing.frontend.status import health, model_entry
+from homing.frontend.stream import Job, answer, json_response
+
+MAX_REQUEST_ID_CHARACTERS = 256
+
+
+def create_app(service: Service) -> Quart:
+    """The application over one service."""
+    app = Quart("homing.frontend")
+    app.url_map.strict_slashes = False  # clients that add a slash do not follow a redirected POST
+    app.url_map.merge_slashes = False
+    _add_openai_routes(app, service)
+    _add_status_routes(app, service)
+    _add_error_handlers(app)
+
+    @app.after_request
+    async def echo_request_id(response: Response) -> Response:
+        response.headers["X-Request-Id"] = _request_id()
+        return response
+
+    return app
+
+
+def _add_openai_routes(app: Quart, service: Service) -> None:
+    @app.post("/v1/completions")
+    @app.post("/completions")
+    async def completions() -> Response:
+        body = read_completion(await request.get_data())
+        model = service.model
+        name = model.answers_to(body.model)
+        params = completion_params(body)
+        prompts = await completion_prompts(body, model)
+        reply = CompletionReply(body, name, model.tokenizer, [p.token_ids for p in prompts])
+        job = Job(body, prompts, params, echo=bool(body.echo))
+        return await answer(job, service.client, model.tokenizer, reply)
+
+    @app.post("/v1/chat/completions")
+    @app.post("/chat/completions")
+    async def chat_completions() -> Response:
+        body = read_chat(await request.get_data())
+        model = service.model
+        name = model.answers_to(body.model)
+        params = chat_params(body)
+        prompt = await chat_prompt(body, model)
+        reply = ChatReply(body, name, model.tokenizer, prompt.token_ids)
+        return await answer(Job(body, [prompt], params), service.client, model.tokenizer, reply)
+
+    @app.get("/v1/models")
+    @app.get("/models")
+    async def models() -> Response:
+        model = service.model
+        entries = [model_entry(model, name) for name in model.names]
+        return json_response({"object": "list", "data": entries})
+
+    @app.get("/v1/models/<path:name>")
+    @app.get("/models/<path:name>")
+    async def one_model(name: str) -> Response:
+        model = service.model
+        return json_response(model_entry(model, model.answers_to(name.rstrip("/"))))
+
+
+def _add_status_routes(app: Quart, service: Service) -> None:
+    @app.get("/health")
+    async def get_health() -> Response:
+        body = health(service)
+        return json_response(body, 200 if body["status"] == "ok" else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(render_metrics(await service.client.stats()), content_type=CONTENT_TYPE)
+
+    @app.get("/version")
+    async def get_version() -> Response:
+        return json_response({"version": version("homing")})
+
+
+def _add_error_handlers(app: Quart) -> None:
+    @app.errorhandler(HomingError)
+    async def on_homing_error(error: HomingError) -> Response:
+        response = json_response(error_body(error), status_of(error))
+        response.headers.update(headers_of(error))
+        return response
+
+    @app.errorhandler(HTTPException)
+    async def on_http_exception(error: HTTPException) -> Response:
+        status = error.code or 500
+        response = json_response(http_error_body(status, error.description or error.name), status)
+        if status == 405:
+            response.headers.update({k: v for k, v in error.get_headers() if k == "Allow"})
+        return response
+
+    @app.errorhandler(Exception)
+    async def on_bug(error: Exception) -> Response:
+        app.logger.exception("%s %s failed", request.method, request.path, exc_info=error)
+        return json_response(error_body(InternalError("internal error; the log says why")), 500)
+
+
+def _request_id() -> str:
+    """The client's own, if it is fit for a header, or a new one."""
+    given = request.headers.get("X-Request-Id", "")
+    fit = 0 < len(given) <= MAX_REQUEST_ID_CHARACTERS and given.isascii() and given.isprintable()
+    return given if fit else secrets.token_hex(16)

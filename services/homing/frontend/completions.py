@@ -1,0 +1,64 @@
+"""/v1/completions: prompts, in whichever form they come, become token ids."""
+
+from __future__ import annotations
+
+from homing.errors import InvalidRequest
+from homing.frontend.openai.requests import CompletionRequest
+from homing.frontend.openai.sampling import MAX_CHOICES
+from homing.frontend.service import ServedModel
+from homing.frontend.tokenizing import Prompt, encode_within
+from homing.tokenizer import Tokenizer
+
+
+async def completion_prompts(request: CompletionRequest, model: ServedModel) -> list[Prompt]:
+    """One for each prompt of the request, in its order. Raises `InvalidRequest`."""
+    given = _split(request.prompt)
+    if len(given) * request.num_choices > MAX_CHOICES:
+        raise InvalidRequest(
+            f"{len(given)} prompts with n {request.num_choices} make "
+            f"{len(given) * request.num_choices} choices; the limit is {MAX_CHOICES}",
+            field="prompt",
+        )
+    return await model.thread.run(
+        lambda tokenizer: [_prompt(prompt, model, tokenizer) for prompt in given]
+    )
+
+
+def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """The prompts apart: a list of ids is one prompt, a list of strings or of lists is several."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise InvalidRequest("prompt is an empty list", field="prompt")
+    ids = [item for item in prompt if isinstance(item, int)]
+    if len(ids) == len(prompt):
+        return [ids]
+    if ids:
+        raise InvalidRequest("prompt mixes token ids with whole prompts", field="prompt")
+    return [item for item in prompt if not isinstance(item, int)]
+
+
+def _prompt(given: str | list[int], model: ServedModel, tokenizer: Tokenizer) -> Prompt:
+    if not isinstance(given, str):
+        return Prompt(_checked(given, model.card.vocab_size))
+    max_tokens = model.card.max_context_tokens
+    token_ids = encode_within(tokenizer, given, max_tokens, add_special_tokens=True)
+    if not token_ids:
+        if tokenizer.bos_token_id is None:
+            raise InvalidRequest(
+                "prompt is empty, and this model has no token to begin a text with", field="prompt"
+            )
+        token_ids = [tokenizer.bos_token_id]
+    return Prompt(token_ids, given)
+
+
+def _checked(token_ids: list[int], vocab_size: int) -> list[int]:
+    if not token_ids:
+        raise InvalidRequest("prompt holds an empty list of token ids", field="prompt")
+    for token_id in (min(token_ids), max(token_ids)):
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(
+                f"token id {token_id} in prompt is not in the vocabulary of {vocab_size}",
+                field="prompt",
+            )
+    return token_ids

@@ -1,0 +1,44 @@
+"""What one frontend process is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from homing.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontendConfig:
+    """Checked at construction; raises `ConfigError`."""
+
+    coordinator: str
+    """The coordinator's address, such as tcp://127.0.0.1:7000 or ipc:///run/homing/coordinator."""
+    fd: int | None = None
+    """A listening socket to take over from the parent, instead of host and port."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Anyone who reaches it can use the model."""
+    port: int = 5000
+    """Port to listen on; 0 takes a free one and logs which."""
+    tokenizer: str | None = None
+    """Directory with tokenizer.json, instead of the one that the engines name."""
+    served_model_name: tuple[str, ...] = ()
+    """Names that the model answers to, instead of its own; the first is told to clients."""
+    max_inflight: int = 4096
+    """Unfinished generations of this process at most; beyond it requests get 429."""
+    join_timeout_s: float = 300.0
+    """How long to wait for a coordinator before giving up."""
+    drain_s: float = 4.0
+    """How long running requests may go on after SIGTERM."""
+    lifeline_fd: int | None = None
+    """Read end of a pipe from the parent; when it closes, this process stops."""
+    verbose: bool = False
+    """Log more."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is {self.port}; it must be from 0 to 65535")
+        if self.max_inflight < 1:
+            raise ConfigError(f"max_inflight is {self.max_inflight}; it must be at least 1")
+        for name in ("join_timeout_s", "drain_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")

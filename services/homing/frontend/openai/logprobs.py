@@ -1,0 +1,123 @@
+"""Log-probabilities in OpenAI's two shapes, and vLLM's for prompts.
+
+Tokens read as text, not as the vocabulary spells them; of a part of a character, as its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from homing.frontend.text import Token
+from homing.tokenizer import Tokenizer
+
+LOWEST_LOG_PROB = -9999.0
+"""Stands for minus infinity, which JSON cannot say. The value that vLLM uses."""
+
+
+class CompletionLogProbs(Struct):
+    """Four lists of one length, an entry for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    """None for the prompt's first token, which nothing predicts."""
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class ChatTopLogProb(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogProb(ChatTopLogProb):
+    top_logprobs: list[ChatTopLogProb]
+
+
+class ChatLogProbs(Struct):
+    content: list[ChatTokenLogProb]
+    refusal: None = None
+
+
+class PromptLogProb(Struct):
+    logprob: float
+    rank: int | None
+    """1 is the most probable; None if it is beyond the number asked for."""
+    decoded_token: str
+
+
+PromptLogProbsList = list[dict[str, PromptLogProb] | None]
+
+
+def _finite(log_prob: float) -> float:
+    return max(log_prob, LOWEST_LOG_PROB)
+
+
+def completion_log_probs(
+    tokenizer: Tokenizer, tokens: Sequence[Token], num_top: int
+) -> CompletionLogProbs:
+    """`top_logprobs` always holds the chosen token, so it may have `num_top` + 1 entries."""
+    return CompletionLogProbs(
+        tokens=[tokenizer.token_text(token.token_id) for token in tokens],
+        token_logprobs=[
+            None if token.log_prob is None else _finite(token.log_prob) for token in tokens
+        ],
+        top_logprobs=[_top_by_text(tokenizer, token, num_top) for token in tokens],
+        text_offset=[token.text_offset for token in tokens],
+    )
+
+
+def _top_by_text(tokenizer: Tokenizer, token: Token, num_top: int) -> dict[str, float] | None:
+    if token.log_prob is None:
+        return None
+    by_text: dict[str, float] = {}
+    for token_id, log_prob in [*(token.top or ())[:num_top], (token.token_id, token.log_prob)]:
+        # Of tokens that read alike the most probable one comes first.
+        by_text.setdefault(tokenizer.token_text(token_id), _finite(log_prob))
+    return by_text
+
+
+def chat_log_probs(tokenizer: Tokenizer, tokens: Iterable[Token], num_top: int) -> ChatLogProbs:
+    return ChatLogProbs(
+        content=[
+            ChatTokenLogProb(
+                **_entry(tokenizer, token.token_id, token.log_prob or 0.0),
+                top_logprobs=[
+                    ChatTopLogProb(**_entry(tokenizer, token_id, log_prob))
+                    for token_id, log_prob in (token.top or ())[:num_top]
+                ],
+            )
+            for token in tokens
+        ]
+    )
+
+
+def _entry(tokenizer: Tokenizer, token_id: int, log_prob: float) -> dict:
+    return {
+        "token": tokenizer.token_text(token_id),
+        "logprob": _finite(log_prob),
+        "bytes": list(tokenizer.token_bytes(token_id) or b""),
+    }
+
+
+def prompt_log_probs(
+    tokenizer: Tokenizer, tokens: Iterable[Token], num_top: int
+) -> PromptLogProbsList:
+    """vLLM's shape: for each prompt token, token id -> what is known of it."""
+    return [_prompt_entry(tokenizer, token, num_top) for token in tokens]
+
+
+def _prompt_entry(
+    tokenizer: Tokenizer, token: Token, num_top: int
+) -> dict[str, PromptLogProb] | None:
+    if token.log_prob is None:
+        return None
+    entries = {
+        str(token_id): PromptLogProb(_finite(log_prob), rank, tokenizer.token_text(token_id))
+        for rank, (token_id, log_prob) in enumerate((token.top or ())[:num_top], start=1)
+    }
+    chosen = PromptLogProb(_finite(token.log_prob), None, tokenizer.token_text(token.token_id))
+    entries.setdefault(str(token.token_id), chosen)
+    return entries

@@ -1,0 +1,176 @@
+"""Request bodies, as OpenAI and vLLM name their fields, and how they are read.
+
+Fields that nobody knows are ignored, as clients send more every year; null means the default. A
+field that means something to others but that we do not honour is refused by name unless its value
+asks for nothing: dropped in silence, the answer would look right and not be.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from homing.errors import InvalidRequest
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """With `include_usage`: the count so far on every chunk."""
+
+
+class GenerationRequest(Struct, kw_only=True):
+    """What both endpoints take."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    cache_salt: str | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Choices for each prompt."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_usage_on_chunks(self) -> bool:
+        options = self.stream_options
+        return bool(options and options.include_usage and options.continuous_usage_stats)
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+    """So many of the most probable tokens at each position; 0 gives the chosen one's alone."""
+    best_of: int | None = None
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+
+
+# Field -> values, besides null, that ask for nothing.
+_NOT_HONOURED: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "structural_tag": (),
+    "regex": (),
+    "ebnf": (),
+    "json_schema": (),
+    "grammar": (),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "early_stopping": (False,),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "skip_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "prompt_embeds": (),
+    "chat_template": (),
+    "priority": (0,),
+    "return_tokens_as_token_ids": (False,),
+    "modalities": ([], ["text"]),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "mm_processor_kwargs": ({},),
+    "kv_transfer_params": (),
+    "thinking_token_budget": (),
+}
+_ALSO_NOT_IN_CHAT: dict[str, tuple[Any, ...]] = {"echo": (False,), "best_of": (1,)}
+
+_NotHonoured = msgspec.defstruct("_NotHonoured", [(name, Any, None) for name in _NOT_HONOURED])
+_NotHonouredInChat = msgspec.defstruct(
+    "_NotHonouredInChat", [(name, Any, None) for name in (*_NOT_HONOURED, *_ALSO_NOT_IN_CHAT)]
+)
+
+T = TypeVar("T", bound=Struct)
+
+_COMPLETION = msgspec.json.Decoder(CompletionRequest)
+_CHAT = msgspec.json.Decoder(ChatRequest)
+_COMPLETION_REFUSALS = msgspec.json.Decoder(_NotHonoured)
+_CHAT_REFUSALS = msgspec.json.Decoder(_NotHonouredInChat)
+
+
+def read_completion(body: bytes | str) -> CompletionRequest:
+    """Raises `InvalidRequest` naming what is wrong."""
+    request = _decode(_COMPLETION, body)
+    _refuse(_decode(_COMPLETION_REFUSALS, body), _NOT_HONOURED)
+    if request.best_of not in (None, request.num_choices):
+        raise InvalidRequest("best_of is not supported other than equal to n", field="best_of")
+    return request
+
+
+def read_chat(body: bytes | str) -> ChatRequest:
+    """Raises `InvalidRequest` naming what is wrong."""
+    request = _decode(_CHAT, body)
+    _refuse(_decode(_CHAT_REFUSALS, body), {**_NOT_HONOURED, **_ALSO_NOT_IN_CHAT})
+    return request
+
+
+def _decode(decoder: msgspec.json.Decoder[T], body: bytes | str) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"invalid request body: {error}", field=_field(str(error))) from error
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the request body is not valid JSON: {error}") from error
+
+
+def _field(message: str) -> str | None:
+    """The field that msgspec's message is about: `... at `$.stop[0]`` or `missing ... `prompt``."""
+    match = re.search(r"`(?:.* in `)?\$\.(\w+)", message) or re.search(r"field `(\w+)`", message)
+    return match[1] if match else None
+
+
+def _refuse(values: Struct, harmless: dict[str, tuple[Any, ...]]) -> None:
+    for name in values.__struct_fields__:
+        value = getattr(values, name)
+        if value is not None and value not in harmless[name]:
+            raise InvalidRequest(f"{name} is not supported by this server", field=name)

@@ -1,0 +1,121 @@
+"""From a request's fields to `SamplingParams`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from homing.errors import InvalidRequest
+from homing.frontend.openai.requests import ChatRequest, CompletionRequest, GenerationRequest
+from homing.params import SamplingParams
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""What OpenAI generates when a completion names no limit."""
+MAX_CHOICES = 2048
+"""Most answers that one HTTP request may ask for."""
+
+# What a client calls the fields that it knows by other names.
+_CLIENT_NAMES = {
+    "num_tokens_to_generate": "max_tokens",
+    "stop_words": "stop",
+    "detokenize_stop_sequence": "include_stop_str_in_output",
+}
+
+
+def completion_params(request: CompletionRequest) -> SamplingParams:
+    """Raises `InvalidRequest` naming the client's field."""
+    wants_prompt = request.prompt_logprobs is not None or (
+        bool(request.echo) and request.logprobs is not None
+    )
+    max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    return _params(
+        request,
+        max_tokens=max_tokens,
+        num_top=request.logprobs,
+        num_top_field="logprobs",
+        wants_prompt=wants_prompt,
+    )
+
+
+def chat_params(request: ChatRequest) -> SamplingParams:
+    """Raises `InvalidRequest` naming the client's field."""
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
+    max_tokens = request.max_completion_tokens
+    field = "max_tokens" if max_tokens is None else "max_completion_tokens"
+    max_tokens = request.max_tokens if max_tokens is None else max_tokens
+    if max_tokens is not None and max_tokens < 1:
+        raise InvalidRequest(f"{field} is {max_tokens}; it must be at least 1", field=field)
+    return _params(
+        request,
+        max_tokens=max_tokens,
+        num_top=(request.top_logprobs or 0) if request.logprobs else None,
+        num_top_field="top_logprobs",
+        wants_prompt=request.prompt_logprobs is not None,
+    )
+
+
+def _params(
+    request: GenerationRequest,
+    *,
+    max_tokens: int | None,
+    num_top: int | None,
+    num_top_field: str,
+    wants_prompt: bool,
+) -> SamplingParams:
+    """`num_top`: None when no log-probabilities are asked for."""
+    _check_choices(request)
+    if request.stream and request.prompt_logprobs is not None:
+        raise InvalidRequest("prompt_logprobs cannot be streamed", field="prompt_logprobs")
+    values: dict[str, Any] = {
+        "temperature": request.temperature,
+        "min_p": request.min_p,
+        "seed": request.seed,
+        "num_tokens_to_generate": max_tokens,
+        "min_tokens": request.min_tokens,
+        "ignore_eos": request.ignore_eos,
+        "stop_token_ids": None if request.stop_token_ids is None else tuple(request.stop_token_ids),
+        "stop_words": _stop_words(request.stop),
+        "detokenize_stop_sequence": request.include_stop_str_in_output,
+        "repetition_penalty": request.repetition_penalty,
+        "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "logit_bias": request.logit_bias,
+        "return_log_probs": num_top is not None or wants_prompt,
+        "skip_prompt_log_probs": not wants_prompt,
+        "top_n_logprobs": max(num_top or 0, request.prompt_logprobs or 0),
+        **_truncation(request),
+    }
+    given = {name: value for name, value in values.items() if value is not None}
+    try:
+        return SamplingParams(**given)
+    except InvalidRequest as error:
+        by_prompt = (request.prompt_logprobs or 0) > (num_top or 0)
+        top_field = "prompt_logprobs" if by_prompt else num_top_field
+        raise _in_client_names(error, {**_CLIENT_NAMES, "top_n_logprobs": top_field}) from error
+
+
+def _check_choices(request: GenerationRequest) -> None:
+    if not 1 <= request.num_choices <= MAX_CHOICES:
+        raise InvalidRequest(f"n is {request.n}; it must be from 1 to {MAX_CHOICES}", field="n")
+
+
+def _truncation(request: GenerationRequest) -> dict[str, Any]:
+    """top_k and top_p. Clients write "off" as -1 or 0 and as 1, and mean the single most probable
+    token by top_p 0, where ours is off."""
+    if request.top_p == 0:
+        return {"top_k": 1}
+    top_k = 0 if request.top_k == -1 else request.top_k
+    return {"top_k": top_k, "top_p": request.top_p}
+
+
+def _stop_words(stop: str | list[str] | None) -> tuple[str, ...] | None:
+    if stop is None:
+        return None
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _in_client_names(error: InvalidRequest, names: dict[str, str]) -> InvalidRequest:
+    message = str(error)
+    for ours, theirs in names.items():
+        message = message.replace(ours, theirs)
+    return InvalidRequest(message, field=names.get(error.field or "", error.field))

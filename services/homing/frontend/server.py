@@ -1,0 +1,54 @@
+"""Hypercorn, set up for long answers: one listening socket, HTTP/1.1 and HTTP/2, a bounded stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+
+from hypercorn.asyncio import serve
+from hypercorn.config import Config
+from quart import Quart
+
+from homing.errors import ConfigError
+from homing.frontend.body_limit import BodyLimit
+
+KEEP_ALIVE_S = 120.0
+"""Idle connections live longer than in client pools (75 s at most), so that none is reset just as a
+client takes it up again."""
+BACKLOG = 1024
+_STOP_MARGIN_S = 1.0
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises `ConfigError` if the address is taken or not ours."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
+
+
+async def serve_http(app: Quart, fd: int, stop: asyncio.Event, drain_s: float) -> None:
+    """Serve on the listening socket `fd`, which it takes over, until `stop`.
+
+    Then accepts nothing new, gives running requests `drain_s` and cancels the rest.
+    """
+    config = Config()
+    config.bind = [f"fd://{fd}"]
+    config.backlog = BACKLOG
+    config.keep_alive_timeout = KEEP_ALIVE_S
+    config.keep_alive_max_requests = 1_000_000
+    config.graceful_timeout = drain_s
+    config.errorlog = logging.getLogger("hypercorn.error")
+    config.include_server_header = False
+    serving = asyncio.create_task(serve(BodyLimit(app), config, shutdown_trigger=stop.wait))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    # From Python 3.12 on, Hypercorn waits for open connections before it looks at its own limit.
+    await asyncio.wait([serving], timeout=drain_s + _STOP_MARGIN_S)
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    if not serving.cancelled() and (error := serving.exception()):
+        raise error

@@ -1,0 +1,108 @@
+"""What a frontend serves: the client to the fleet, and the model once there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from homing.client import Client
+from homing.errors import ModelNotFound, Unavailable
+from homing.frontend.tokenizing import TokenizerThread
+from homing.tokenizer import Tokenizer
+from homing.wire import ModelCard
+
+log = logging.getLogger(__name__)
+
+ANY_MODEL = ("", "EMPTY")
+"""Names that clients give when they know none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model, with what is needed to talk to it."""
+
+    card: ModelCard
+    names: tuple[str, ...]
+    """The names it answers to; the first is its own."""
+    tokenizer: Tokenizer
+    """For the event loop: decodes."""
+    thread: TokenizerThread
+    """For prompts: encodes and renders."""
+    since: int = field(default_factory=lambda: int(time.time()))
+    """Unix time."""
+
+    def answers_to(self, name: str | None) -> str:
+        """The name to echo for the one that a request gives. Raises `ModelNotFound`."""
+        if name is None or name in ANY_MODEL:
+            return self.names[0]
+        if name not in self.names:
+            raise ModelNotFound(
+                f"the model {name!r} is not served here; these are: {', '.join(self.names)}",
+                field="model",
+            )
+        return name
+
+
+class Service:
+    """One frontend's share in the fleet. `join` runs in the background from the start on."""
+
+    def __init__(
+        self, client: Client, *, tokenizer_dir: str | None = None, names: Sequence[str] = ()
+    ) -> None:
+        """`tokenizer_dir`, `names`: instead of what the model's card says."""
+        self.client = client
+        self._tokenizer_dir = tokenizer_dir
+        self._names = tuple(names)
+        self._model: ServedModel | None = None
+
+    @property
+    def model(self) -> ServedModel:
+        """Raises `Unavailable` until an engine has told what is served."""
+        if self._model is None:
+            raise Unavailable("no engine has joined yet")
+        return self._model
+
+    @property
+    def unavailable(self) -> str | None:
+        """Why requests cannot be served now; None if they can."""
+        if not self.client.fleet.connected:
+            return "the coordinator does not answer"
+        if not self.client.fleet.live_ranks:
+            return "no engine is serving"
+        if self._model is None:
+            return "the tokenizer is being read"
+        return None
+
+    async def join(self, timeout_s: float) -> None:
+        """Join the fleet and learn its model, however long its first engine takes to load.
+
+        Raises `Unavailable` when no coordinator answers in time, `ConfigError` when it refuses or
+        when the tokenizer cannot be read.
+        """
+        await self.client.start(timeout_s)
+        log.info("joined the coordinator; waiting for the first engine")
+        card = await self._wait_for_card()
+        directory = Path(self._tokenizer_dir or card.tokenizer_dir)
+        tokenizer, of_thread = await asyncio.to_thread(
+            lambda: (Tokenizer.from_dir(directory), Tokenizer.from_dir(directory))
+        )
+        names = self._names or (card.name,)
+        self._model = ServedModel(card, names, tokenizer, TokenizerThread(of_thread))
+        log.info("serving %s", ", ".join(names))
+
+    async def _wait_for_card(self) -> ModelCard:
+        while True:
+            try:
+                return await self.client.wait_for_model(60.0)
+            except Unavailable:
+                log.info("still waiting for the first engine")
+
+    async def close(self) -> None:
+        """Leave the fleet. What is still running is aborted."""
+        await self.client.close()
+        if self._model is not None:
+            self._model.thread.close()

@@ -1,0 +1,169 @@
+"""From parts of tokens to one JSON body, or to server-sent events while they come."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET, Struct
+from quart import Response
+
+from homing.client import Client, Part
+from homing.errors import HomingError, InternalError
+from homing.frontend.generations import Generations
+from homing.frontend.http_errors import error_body
+from homing.frontend.openai.replies import PromptTokensDetails, Reply, Usage
+from homing.frontend.openai.requests import GenerationRequest
+from homing.frontend.text import ChoiceText, Piece, join
+from homing.frontend.tokenizing import Prompt
+from homing.params import SamplingParams
+from homing.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_S = 15.0
+"""After so long without a chunk a comment is sent, for proxies that close silent connections."""
+FIRST_PART_S = 5.0
+"""How long a streamed answer waits to see whether its request is refused: an error that comes by
+then has its own HTTP status."""
+
+_DONE = b"data: [DONE]\n\n"
+_KEEP_ALIVE = b": keep-alive\n\n"
+_SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+_ENCODER = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one HTTP request asks the fleet to do."""
+
+    request: GenerationRequest
+    prompts: Sequence[Prompt]
+    params: SamplingParams
+    echo: bool = False
+
+
+async def answer(job: Job, client: Client, tokenizer: Tokenizer, reply: Reply) -> Response:
+    """Generate, and answer in the way that the request asks for.
+
+    Raises what ends a generation, as long as nothing was sent.
+    """
+    generations = Generations()
+    generations.submit(
+        client,
+        job.prompts,
+        job.params,
+        num_choices=job.request.num_choices,
+        cache_salt=job.request.cache_salt or "",
+    )
+    choices = Choices(job, tokenizer)
+    if not job.request.stream:
+        return json_response(await _whole(generations, choices, reply))
+    first = await generations.next(FIRST_PART_S)
+    events = _events(job, generations, choices, reply, first)
+    response = Response(events, mimetype="text/event-stream", headers=_SSE_HEADERS)
+    response.timeout = None  # an answer may take as long as it takes
+    return response
+
+
+def json_response(body: Struct | dict, status: int = 200) -> Response:
+    return Response(_ENCODER.encode(body), status, mimetype="application/json")
+
+
+class Choices:
+    """The choices of one request under way: their texts, and what they cost so far."""
+
+    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
+        self._num_choices = job.request.num_choices
+        self._num_prompt_tokens = sum(len(prompt.token_ids) for prompt in job.prompts)
+        self._num_cached_tokens = 0
+        self._num_completion_tokens = 0
+        self._texts = [
+            ChoiceText(
+                tokenizer,
+                prompt.token_ids,
+                job.params,
+                echo=_echo(prompt, tokenizer) if job.echo else None,
+            )
+            for prompt in job.prompts
+            for _ in range(self._num_choices)
+        ]
+        self.num_unfinished = len(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def push(self, index: int, part: Part) -> Piece | None:
+        """Take a part of choice `index`; the piece to show for it, if there is one."""
+        self._num_completion_tokens += len(part.token_ids)
+        if index % self._num_choices == 0:  # choices of a prompt share its tokens: count them once
+            self._num_cached_tokens += part.num_cached_tokens or 0
+        if part.finish is not None:
+            self.num_unfinished -= 1
+        return self._texts[index].push(part)
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(
+            self._num_prompt_tokens,
+            self._num_completion_tokens,
+            self._num_prompt_tokens + self._num_completion_tokens,
+            PromptTokensDetails(self._num_cached_tokens),
+        )
+
+
+def _echo(prompt: Prompt, tokenizer: Tokenizer) -> str:
+    """The prompt as the client wrote it; of ids, the whole characters that they spell."""
+    if prompt.text is not None:
+        return prompt.text
+    return tokenizer.decode_whole(prompt.token_ids)
+
+
+async def _whole(generations: Generations, choices: Choices, reply: Reply) -> Struct:
+    pieces: list[list[Piece]] = [[] for _ in range(len(choices))]
+    while choices.num_unfinished:
+        item = await generations.next()
+        assert item is not None
+        index, part = item
+        if piece := choices.push(index, part):
+            pieces[index].append(piece)
+    return reply.whole([join(of_choice) for of_choice in pieces], choices.usage)
+
+
+async def _events(
+    job: Job,
+    generations: Generations,
+    choices: Choices,
+    reply: Reply,
+    first: tuple[int, Part] | None,
+) -> AsyncIterator[bytes]:
+    """The body of a streamed answer. What goes wrong now can only be told as an event."""
+    try:
+        for chunk in reply.opening():
+            yield _event(chunk)
+        item = first
+        while True:
+            if item is None:
+                yield _KEEP_ALIVE
+            elif piece := choices.push(*item):
+                usage = choices.usage if job.request.wants_usage_on_chunks else UNSET
+                yield _event(reply.chunk(item[0], piece, usage))
+            if not choices.num_unfinished:
+                break
+            item = await generations.next(KEEP_ALIVE_S)
+        if job.request.wants_usage_chunk:
+            yield _event(reply.usage_chunk(choices.usage))
+        yield _DONE
+    except HomingError as error:
+        yield _event(error_body(error))
+    except Exception:
+        # The status is sent and the client waits: whatever it is, this is the last thing to say.
+        log.exception("a stream failed")
+        yield _event(error_body(InternalError("the answer failed; the server's log says why")))
+
+
+def _event(body: Struct | dict) -> bytes:
+    return b"data: " + _ENCODER.encode(body) + b"\n\n"

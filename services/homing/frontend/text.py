@@ -1,0 +1,140 @@
+"""One choice's tokens become text: whole characters, and nothing of a stop word.
+
+Streamed and whole answers both come from here, which is why they are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from homing.client import Part
+from homing.params import SamplingParams
+from homing.tokenizer import IncrementalDecoder, StopMatcher, Tokenizer
+from homing.wire import Finish, FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token, with what a client may ask about it."""
+
+    token_id: int
+    text_offset: int
+    """Characters of the choice's text that are complete before it."""
+    log_prob: float | None = None
+    top: Sequence[tuple[int, float]] | None = None
+    """The most probable tokens at its position, best first."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """What a client is to see next of one choice: some text and the tokens behind it."""
+
+    text: str = ""
+    tokens: list[Token] = field(default_factory=list)
+    prompt_tokens: list[Token] = field(default_factory=list)
+    """In a choice's first piece, when log-probabilities of the prompt were asked for."""
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    """The stop word or stop id, of those that the request named, that ended the choice."""
+
+
+def join(pieces: Iterable[Piece]) -> Piece:
+    """The pieces of one choice as one."""
+    texts: list[str] = []
+    whole = Piece()
+    for piece in pieces:
+        texts.append(piece.text)
+        whole.tokens += piece.tokens
+        whole.prompt_tokens += piece.prompt_tokens
+        whole.finish_reason = piece.finish_reason
+        whole.stop_reason = piece.stop_reason
+    whole.text = "".join(texts)
+    return whole
+
+
+class ChoiceText:
+    """Takes one choice's parts in order, and gives what may be shown of it after each."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        echo: str | None = None,
+    ) -> None:
+        """`echo`: a prompt text that the answer begins with."""
+        self._tokenizer = tokenizer
+        self._prompt_ids = prompt_ids
+        self._params = params
+        self._decoder = IncrementalDecoder(tokenizer, prompt_ids)
+        self._matcher = StopMatcher(params.stop_words, include=params.detokenize_stop_sequence)
+        self._num_characters = len(echo or "")
+        self._held = Piece(text=echo or "")
+        self._started = False
+
+    def push(self, part: Part) -> Piece | None:
+        """The next piece; None while there is no text to show: tokens wait for their text."""
+        if not self._started:
+            self._started = True
+            self._held.prompt_tokens = self._prompt_tokens(part)
+        self._held.tokens += self._take_tokens(part)
+        if part.finish is not None:
+            self._finish(part.finish)
+        elif not self._held.text:
+            return None
+        piece, self._held = self._held, Piece()
+        return piece
+
+    def _take_tokens(self, part: Part) -> list[Token]:
+        shown = part.token_ids
+        if self._ends_with_stop_id(part):
+            shown = shown[:-1]
+        if not self._params.return_log_probs:
+            # Offsets are for log-probabilities alone, so the tokens can be decoded together.
+            offset = self._num_characters
+            self._show(self._decoder.push(shown))
+            return [Token(token_id, offset) for token_id in part.token_ids]
+        tokens: list[Token] = []
+        for index, token_id in enumerate(part.token_ids):
+            log_prob = part.log_probs[index] if part.log_probs else None
+            top = part.top[index] if part.top else None
+            tokens.append(Token(token_id, self._num_characters, log_prob, top))
+            if index < len(shown):
+                self._show(self._decoder.push([token_id]))
+        return tokens
+
+    def _ends_with_stop_id(self, part: Part) -> bool:
+        """Whether the last token only ended the answer, and is no part of its text."""
+        return (
+            part.finish is not None
+            and isinstance(part.finish.stop, int)
+            and not self._params.detokenize_stop_sequence
+            and part.token_ids[-1:] == [part.finish.stop]
+        )
+
+    def _show(self, text: str) -> None:
+        self._num_characters += len(text)
+        self._held.text += self._matcher.push(text)[0]
+
+    def _finish(self, finish: Finish) -> None:
+        self._show(self._decoder.finish())
+        self._held.text += self._matcher.finish()
+        self._held.finish_reason = finish.reason.value
+        if finish.reason is FinishReason.STOP:
+            asked = isinstance(finish.stop, str) or finish.stop in self._params.stop_token_ids
+            self._held.stop_reason = finish.stop if asked else None
+
+    def _prompt_tokens(self, part: Part) -> list[Token]:
+        """The prompt's tokens as they lie in its text."""
+        if part.prompt_log_probs is None:
+            return []
+        decoder = IncrementalDecoder(self._tokenizer, [])
+        offset = 0
+        tokens: list[Token] = []
+        for index, token_id in enumerate(self._prompt_ids):
+            top = part.prompt_top[index] if part.prompt_top else None
+            tokens.append(Token(token_id, offset, part.prompt_log_probs[index], top))
+            offset += len(decoder.push([token_id]))
+        return tokens

@@ -1,0 +1,184 @@
+"""A stand-in for `homing.client.Client`: it answers from a script, and no engine runs.
+
+A script is a function `(prompt ids, params) -> steps`. A step is a `Part`, an error that ends the
+generation, or an `asyncio.Event` to wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from homing.client import FleetView, Part
+from homing.client.client import _check as check  # the real one's judgement of a request
+from homing.errors import HomingError, Overloaded, Unavailable
+from homing.params import SamplingParams
+from homing.wire import Finish, FinishReason, FleetState, ModelCard, RankInfo
+
+Step = Part | HomingError | asyncio.Event
+Script = Callable[[list[int], SamplingParams], Iterable[Step]]
+
+STOP = Finish(FinishReason.STOP)
+LENGTH = Finish(FinishReason.LENGTH)
+
+
+def log_prob_of(token_id: int) -> float:
+    """What the fake model says of a token, wherever it stands."""
+    return -0.5 - token_id / 1024
+
+
+def parts(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    answer: Sequence[int],
+    *,
+    finish: Finish | None = None,
+    num_cached_tokens: int = 0,
+) -> Iterator[Part]:
+    """`answer` one token a part, as an engine would give it: cut at the token limit, and with the
+    log-probabilities that are asked for."""
+    limit = params.num_tokens_to_generate
+    if limit is not None and limit <= len(answer):
+        answer, finish = answer[:limit], finish if limit == len(answer) and finish else LENGTH
+    end = finish or STOP
+    first = _first_fields(prompt, params, num_cached_tokens)
+    for index, token_id in enumerate(answer):
+        last = end if index + 1 == len(answer) else None
+        yield Part(token_ids=[token_id], **_scores(params, token_id), **first, finish=last)
+        first = {}
+    if not answer:
+        yield Part(token_ids=[], **first, finish=end)
+
+
+def says(answer: Sequence[int], **keywords: Any) -> Script:
+    """A model that always says the same."""
+    return lambda prompt, params: parts(prompt, params, answer, **keywords)
+
+
+def _first_fields(
+    prompt: Sequence[int], params: SamplingParams, num_cached_tokens: int
+) -> dict[str, Any]:
+    fields: dict[str, Any] = {"num_cached_tokens": num_cached_tokens}
+    if params.wants_prompt_log_probs:
+        fields["prompt_log_probs"] = [None, *map(log_prob_of, prompt[1:])]
+        if params.top_n_logprobs:
+            tops = [_top(token_id, params.top_n_logprobs) for token_id in prompt[1:]]
+            fields["prompt_top"] = [None, *tops]
+    return fields
+
+
+def _scores(params: SamplingParams, token_id: int) -> dict[str, Any]:
+    if not params.return_log_probs:
+        return {}
+    scores: dict[str, Any] = {"log_probs": [log_prob_of(token_id)]}
+    if params.top_n_logprobs:
+        scores["top"] = [_top(token_id, params.top_n_logprobs)]
+    return scores
+
+
+def _top(token_id: int, count: int) -> list[tuple[int, float]]:
+    """The token itself first, then its successors."""
+    return [(token_id + k, log_prob_of(token_id) - k) for k in range(count)]
+
+
+@dataclass
+class FakeGeneration:
+    """One submission, and what became of it."""
+
+    prompt: list[int]
+    params: SamplingParams
+    cache_salt: str
+    steps: Iterator[Step]
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: bool = False
+
+    def __aiter__(self) -> FakeGeneration:
+        return self
+
+    async def __anext__(self) -> Part:
+        if self.ended:
+            raise StopAsyncIteration
+        await asyncio.sleep(0)
+        for step in self.steps:
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+            elif isinstance(step, HomingError):
+                self.ended = True
+                raise step
+            else:
+                self.ended = step.finish is not None
+                return step
+        raise AssertionError("a script must end with a finish or an error")
+
+    def cancel(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self.cancelled.set()
+
+
+class FakeClient:
+    """The parts of `Client` that a frontend uses."""
+
+    def __init__(
+        self,
+        tokenizer_dir: str,
+        script: Script,
+        *,
+        max_context_tokens: int = 256,
+        vocab_size: int = 300,
+        max_inflight: int = 4096,
+    ) -> None:
+        card = ModelCard(
+            name="fake",
+            tokenizer_dir=tokenizer_dir,
+            max_context_tokens=max_context_tokens,
+            vocab_size=vocab_size,
+            eos_token_ids=(2,),
+            block_size=16,
+        )
+        rank = RankInfo(0, FleetState.RUNNING, live=True)
+        self.fleet = FleetView(connected=True, live_ranks=1, ranks=[rank], card=card)
+        self.script = script
+        self.model_known = asyncio.Event()
+        self.model_known.set()
+        self.submitted: list[FakeGeneration] = []
+        self.snapshot: dict[str, Any] = {}
+        self._max_inflight = max_inflight
+
+    @property
+    def running(self) -> list[FakeGeneration]:
+        return [generation for generation in self.submitted if not generation.ended]
+
+    async def start(self, timeout_s: float = 30.0) -> None:
+        pass
+
+    async def wait_for_model(self, timeout_s: float = 300.0) -> ModelCard:
+        await self.model_known.wait()
+        assert self.fleet.card is not None
+        return self.fleet.card
+
+    def submit(
+        self, prompt_tokens: bytes, params: SamplingParams, *, cache_salt: str = ""
+    ) -> FakeGeneration:
+        if not self.fleet.live_ranks:
+            raise Unavailable("no engine is serving", retry_after_s=2.5)
+        if len(self.running) >= self._max_inflight:
+            raise Overloaded(f"{self._max_inflight} requests are unfinished; that is the limit")
+        assert self.fleet.card is not None
+        prompt = list(struct.unpack(f"<{len(prompt_tokens) // 4}I", prompt_tokens))
+        check(prompt_tokens, params, cache_salt, self.fleet.card)
+        generation = FakeGeneration(prompt, params, cache_salt, iter(self.script(prompt, params)))
+        self.submitted.append(generation)
+        return generation
+
+    async def stats(self) -> dict[str, Any]:
+        if not self.fleet.connected:
+            raise Unavailable("the coordinator does not answer")
+        return self.snapshot
+
+    async def close(self) -> None:
+        for generation in self.running:
+            generation.cancel()

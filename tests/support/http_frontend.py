@@ -1,0 +1,99 @@
+"""A frontend over a fake fleet, on a real socket of the loopback interface."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import openai
+
+from homing.frontend.app import create_app
+from homing.frontend.server import listen, serve_http
+from homing.frontend.service import Service
+from tests.support.fake_fleet import FakeClient
+
+
+@dataclass
+class Frontend:
+    """What a test talks to."""
+
+    host: str
+    port: int
+    http: httpx.AsyncClient
+    openai: openai.AsyncOpenAI
+    fleet: FakeClient
+    stop: asyncio.Event
+    serving: asyncio.Task[None]
+
+    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a request that succeeds."""
+        response = await self.http.post(path, json=body)
+        assert response.status_code == 200, response.text
+        return strict_json(response.text)
+
+    async def stream(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The events of a stream that ends as it should; its last one, [DONE], left out."""
+        response = await self.http.post(path, json={**body, "stream": True})
+        assert response.headers["content-type"].startswith("text/event-stream"), response.text
+        *events, done = [data for data in sse_data(response.text)]
+        assert done == "[DONE]"
+        return [strict_json(event) for event in events]
+
+    async def error(self, path: str, body: Any, status: int) -> dict[str, Any]:
+        """The error object that a request is answered with."""
+        content = body if isinstance(body, str | bytes) else json.dumps(body)
+        response = await self.http.post(path, content=content)
+        assert response.status_code == status, response.text
+        error = strict_json(response.text)["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["message"]
+        return error
+
+
+def sse_data(text: str) -> list[str]:
+    """The data of each event in a body of server-sent events; comments are none."""
+    events = [event for event in text.split("\n\n") if event and not event.startswith(":")]
+    assert all(event.startswith("data: ") for event in events)
+    return [event.removeprefix("data: ") for event in events]
+
+
+def strict_json(text: str) -> Any:
+    """Parsed as RFC 8259 has it: no NaN, no Infinity."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@asynccontextmanager
+async def serving(
+    fleet: FakeClient, *, names: tuple[str, ...] = (), drain_s: float = 2.0, joined: bool = True
+) -> AsyncIterator[Frontend]:
+    """Serve until the block ends. `joined`: only go on once the model is known."""
+    service = Service(fleet, names=names)  # type: ignore[arg-type]
+    listener = listen("127.0.0.1", 0)
+    host, port = listener.getsockname()
+    joining = asyncio.create_task(service.join(1.0))
+    if joined:
+        await joining
+    stop = asyncio.Event()
+    server = asyncio.create_task(serve_http(create_app(service), listener.detach(), stop, drain_s))
+    base = f"http://{host}:{port}"
+    try:
+        async with (
+            httpx.AsyncClient(base_url=base, timeout=30) as http,
+            openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="-", max_retries=0) as client,
+        ):
+            yield Frontend(host, port, http, client, fleet, stop, server)
+    finally:
+        stop.set()
+        await server
+        joining.cancel()
+        await asyncio.gather(joining, return_exceptions=True)
+        await service.close()
