@@ -1,34 +1,40 @@
-"""The command line of each process of a launch."""
+"""The command line of each process of a launch, from the service's own config."""
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from homing.launch.config import LaunchConfig, engine_environment
+from homing.coordinator.config import CoordinatorConfig
+from homing.engine.config import EngineConfig
+from homing.frontend.config import FrontendConfig
+from homing.launch.config import LaunchConfig
 from homing.launch.family import Command
 
+# Streams under way may end for so long after a signal.
+DRAIN_S = 3.0
 # Seconds from SIGTERM to SIGKILL. Together less than the 10 s in which no process may be left.
-FRONTEND_STOP_S = 5.0  # streams under way may end
+FRONTEND_STOP_S = DRAIN_S + 2.0
 ENGINE_STOP_S = 2.0
 COORDINATOR_STOP_S = 1.0
 
 
 def coordinator_command(config: LaunchConfig, address: str, lifeline_fd: int) -> Command:
     """The process that binds `address`."""
-    flags = {
-        "bind": address,
-        "policy": config.routing_policy,
-        "alpha": config.routing_alpha,
-        "prefix-ttl-s": config.prefix_ttl_s,
-        "max-queued-requests": config.max_queued_requests,
-        "verbose": config.verbose,
-        "lifeline-fd": lifeline_fd,
-    }
+    coordinator = CoordinatorConfig(
+        bind=address,
+        policy=config.routing_policy,
+        alpha=config.routing_alpha,
+        prefix_ttl_s=config.prefix_ttl_s,
+        max_queued_requests=config.max_queued_requests,
+        lifeline_fd=lifeline_fd,
+        verbose=config.verbose,
+    )
     return Command(
         name="coordinator",
-        argv=_argv("homing.coordinator", flags),
+        argv=python_argv("homing.coordinator", coordinator),
         stop_timeout_s=COORDINATOR_STOP_S,
         pass_fds=(lifeline_fd,),
     )
@@ -36,29 +42,31 @@ def coordinator_command(config: LaunchConfig, address: str, lifeline_fd: int) ->
 
 def engine_commands(config: LaunchConfig, address: str, lifeline_fd: int) -> list[Command]:
     """One process a rank. A rank that is started again keeps its number."""
-    flags = {
-        "model": config.model,
-        "coordinator": address,
-        "dtype": config.dtype,
-        "max-model-len": config.max_model_len,
-        "kv-cache-gb": config.kv_cache_gb,
-        "block-size": config.block_size,
-        "max-batch-requests": config.max_batch_requests,
-        "max-step-tokens": config.max_step_tokens,
-        "num-threads": config.engine_threads,
-        "served-model-name": config.served_model_name,
-        "verbose": config.verbose,
-        "lifeline-fd": lifeline_fd,
-    }
+    first = EngineConfig(
+        model=config.model,
+        coordinator=address,
+        rank=0,
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        kv_cache_gb=config.kv_cache_gb,
+        block_size=config.block_size,
+        max_batch_requests=config.max_batch_requests,
+        max_step_tokens=config.max_step_tokens,
+        num_threads=config.engine_threads,
+        served_model_name=config.served_model_name,
+        join_timeout_s=config.start_timeout_s,
+        lifeline_fd=lifeline_fd,
+        verbose=config.verbose,
+    )
+    engines = [dataclasses.replace(first, rank=n) for n in range(config.data_parallel_size)]
     return [
         Command(
-            name=f"engine-{rank}",
-            argv=_argv("homing.engine", {"rank": rank} | flags),
+            name=f"engine-{engine.rank}",
+            argv=python_argv("homing.engine", engine),
             stop_timeout_s=ENGINE_STOP_S,
             pass_fds=(lifeline_fd,),
-            environment=engine_environment(config.engine_threads),
         )
-        for rank in range(config.data_parallel_size)
+        for engine in engines
     ]
 
 
@@ -66,16 +74,18 @@ def frontend_commands(
     config: LaunchConfig, address: str, listeners: Sequence[socket.socket], lifeline_fd: int
 ) -> list[Command]:
     """One process a listening socket."""
-    flags = {
-        "coordinator": address,
-        "tokenizer": config.tokenizer,
-        "verbose": config.verbose,
-        "lifeline-fd": lifeline_fd,
-    }
+    first = FrontendConfig(
+        coordinator=address,
+        tokenizer=config.tokenizer,
+        join_timeout_s=config.start_timeout_s,
+        drain_s=DRAIN_S,
+        lifeline_fd=lifeline_fd,
+        verbose=config.verbose,
+    )
     return [
         Command(
             name=f"frontend-{replica}",
-            argv=_argv("homing.frontend", {"fd": listener.fileno()} | flags),
+            argv=python_argv("homing.frontend", dataclasses.replace(first, fd=listener.fileno())),
             stop_timeout_s=FRONTEND_STOP_S,
             pass_fds=(listener.fileno(), lifeline_fd),
         )
@@ -83,12 +93,18 @@ def frontend_commands(
     ]
 
 
-def _argv(module: str, flags: Mapping[str, object]) -> list[str]:
-    """`python -m module` with every flag that has a value: easy to tell apart in ps."""
-    argv = [sys.executable, "-m", module]
-    for name, value in flags.items():
-        if value is True:
-            argv.append(f"--{name}")
-        elif value is not None and value is not False:
-            argv += [f"--{name}", str(value)]
-    return argv
+def python_argv(
+    module: str, config: CoordinatorConfig | EngineConfig | FrontendConfig
+) -> list[str]:
+    """`python -m module`, easy to find in ps, and a flag for each field that is not the default."""
+    return [sys.executable, "-m", module, *_flags(config)]
+
+
+def _flags(config: CoordinatorConfig | EngineConfig | FrontendConfig) -> Iterator[str]:
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value == field.default:
+            continue
+        yield f"--{field.name.replace('_', '-')}"
+        if value is not True:
+            yield str(value)

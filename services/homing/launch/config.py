@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from homing.coordinator.config import CoordinatorConfig
+from homing.engine.config import EngineConfig
 from homing.errors import ConfigError
 
 
@@ -45,14 +47,16 @@ class LaunchConfig:
     kv_cache_gb: Annotated[float | None, arg(metavar="GB")] = None
     """Memory of each rank's KV cache in GB. More holds more requests and more cached prefixes."""
 
-    block_size: int = 16
+    block_size: int = EngineConfig.block_size
     """Tokens of a KV block, the unit of prefix caching: smaller matches more, and costs more."""
 
-    max_batch_requests: Annotated[int | None, arg(metavar="NUM")] = None
-    """Most requests that a rank computes in one step; others wait. Without it: the engine's own."""
+    max_batch_requests: int = EngineConfig.max_batch_requests
+    """Most requests that a rank computes in one step; more wait. A larger batch answers more
+    requests in all, each more slowly."""
 
-    max_step_tokens: Annotated[int | None, arg(metavar="TOKENS")] = None
-    """Most tokens in one step. Fewer: smoother streams; more: prompts start sooner."""
+    max_step_tokens: int = EngineConfig.max_step_tokens
+    """Most tokens that a rank computes in one step. More: prompts are read a little faster. Fewer:
+    the streams beside them flow more evenly."""
 
     num_threads: Annotated[int | None, arg(metavar="NUM")] = None
     """CPU threads of each rank. Without it: the cores of this machine divided by the ranks."""
@@ -60,14 +64,15 @@ class LaunchConfig:
     routing_policy: Literal["prefix_affinity", "load_balanced", "round_robin"] = "prefix_affinity"
     """How the coordinator picks a rank: by cached prefix and load, by load alone, or in turn."""
 
-    routing_alpha: float = 0.5
+    routing_alpha: float = CoordinatorConfig.alpha
     """Weight of load against prefix in prefix_affinity. 0 looks at prefixes alone."""
 
-    prefix_ttl_s: float = 300.0
-    """Seconds after which the coordinator forgets a prefix that no request has used."""
+    prefix_ttl_s: float = CoordinatorConfig.prefix_ttl_s
+    """Seconds after which the coordinator forgets a prefix that no request has repeated."""
 
-    max_queued_requests: Annotated[int | None, arg(metavar="NUM")] = None
-    """Requests of the whole fleet beyond which clients get a 503 with Retry-After."""
+    max_queued_requests: int = CoordinatorConfig.max_queued_requests
+    """Requests in flight on a rank, waiting ones included. When every rank has as many, clients
+    get an error with Retry-After at once."""
 
     start_timeout_s: float = 900.0
     """Seconds to wait for the fleet to serve. The first start on a GGUF file converts it."""
@@ -76,19 +81,12 @@ class LaunchConfig:
     """Log debug messages too."""
 
     def __post_init__(self) -> None:
-        for name in ("data_parallel_size", "frontend_replicas", "block_size"):
-            self._require(name, at_least=1)
-        for name in ("max_model_len", "max_batch_requests", "max_step_tokens", "num_threads"):
-            self._require(name, at_least=1)
-        self._require("max_queued_requests", at_least=1)
-        self._require("port", at_least=0)
-        if self.port > 65535:
-            raise ConfigError(f"--port is {self.port}; the highest is 65535")
-
-    def _require(self, name: str, *, at_least: int) -> None:
-        value = getattr(self, name)
-        if value is not None and value < at_least:
-            raise ConfigError(f"--{name.replace('_', '-')} is {value}; the least is {at_least}")
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} is {value}; the least is 1")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port is {self.port}; it must be from 0 to 65535")
 
     @property
     def engine_threads(self) -> int:
@@ -96,12 +94,13 @@ class LaunchConfig:
         return self.num_threads or max(1, len(os.sched_getaffinity(0)) // self.data_parallel_size)
 
 
-def engine_environment(num_threads: int) -> dict[str, str]:
-    """The launcher's own environment, with OpenMP set up for an engine unless the user has."""
-    openmp = {
-        # Threads that wait must not spin: on a busy machine they take the core from the one
-        # they wait for, and two ranks slow each other down several times over.
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "OMP_NUM_THREADS": str(num_threads),
-    }
-    return openmp | os.environ
+_COUNTS = (
+    "data_parallel_size",
+    "frontend_replicas",
+    "block_size",
+    "max_model_len",
+    "max_batch_requests",
+    "max_step_tokens",
+    "max_queued_requests",
+    "num_threads",
+)

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from homing.errors import ConfigError
@@ -31,7 +31,6 @@ class Command:
     argv: Sequence[str]
     stop_timeout_s: float  # from SIGTERM to SIGKILL
     pass_fds: Sequence[int] = ()
-    environment: Mapping[str, str] | None = None  # None: the launcher's own
 
 
 class Child:
@@ -56,7 +55,6 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr,  # stdout has the ready line alone
                 pass_fds=self.command.pass_fds,
-                env=self.command.environment,
                 start_new_session=True,
             )
             code = await self.process.wait()

@@ -65,7 +65,8 @@ async def _hear_every_frontend(fleet: Fleet) -> None:
     while True:
         health = await asyncio.to_thread(_get_json, fleet, "/health")
         if health is not None:
-            fleet.live_ranks_of_frontend[health["pid"]] = health["live_ranks"]
+            serves = health["status"] == "ok"
+            fleet.live_ranks_of_frontend[health["pid"]] = health["live_ranks"] if serves else 0
         if fleet.is_ready():
             return
         if fleet.describe() != last_said or loop.time() >= next_report:
