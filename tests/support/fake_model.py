@@ -1,8 +1,9 @@
 """A model that answers from what the KV cache really holds.
 
-Its cache stores (token, position) for each slot. A row's logits are a pure function of all tokens that it
-finds in its blocks up to its position, so a wrong slot, a stale block, a write that is missing or a
-shared block that is written changes the output. `expected_greedy` computes the same without a cache.
+Its cache stores (token, position) for each slot. A row's logits are a pure function of all tokens
+that it finds in its blocks up to its position, so a wrong slot, a stale block, a write that is
+missing or a shared block that is written changes the output. `expected_greedy` computes the same
+without a cache.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import torch
 from torch import Tensor
 
 from homing.engine.batch import Batch
-from homing.engine.limits import EngineLimits
 from homing.engine.engine import Engine
 from homing.engine.kv_cache import KVCache
+from homing.engine.limits import EngineLimits
 from homing.engine.models import ModelShape
 from homing.tokenizer import Tokenizer
 
@@ -85,7 +86,9 @@ class FakeModel:
     def _row(self, batch: Batch, cache: FakeCache, row: int) -> np.ndarray:
         positions = np.arange(int(batch.positions[row]) + 1)
         table = batch.block_tables[int(batch.request_index[row])].numpy()
-        slots = table[positions // cache.block_size] * cache.block_size + positions % cache.block_size
+        slots = (
+            table[positions // cache.block_size] * cache.block_size + positions % cache.block_size
+        )
         found = np.where(cache.positions[slots] == positions, cache.tokens[slots], 7777)
         return logits_of(found, self.shape.vocab_size)
 

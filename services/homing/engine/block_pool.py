@@ -6,19 +6,20 @@ A block is in one of three places:
     held      by one or more requests, which count as references
     cached    held by nobody, but in the prefix index: a later request may find it there
 
-A full block whose tokens are computed is entered into the prefix index under its chained hash, so equal
-hashes mean equal tokens from position 0. Two requests may have computed the same block side by side;
-the second to register gets the first one's block in exchange for its own (their contents have the
-same bits). Therefore whoever holds an indexed block holds all of its indexed ancestors, too.
+A full block whose tokens are computed is entered into the prefix index under its chained hash, so
+equal hashes mean equal tokens from position 0. Two requests may have computed the same block side
+by side; the second to register gets the first one's block in exchange for its own (their contents
+have the same bits). Therefore whoever holds an indexed block holds all of its indexed ancestors,
+too.
 
-Eviction takes the block that was released longest ago. A request releases its blocks last one first, so
-with the rule above a cached block always stands before its parent: the head of the queue is a leaf,
-and no block is ever left in the index without its prefix. That makes eviction O(1).
+Eviction takes the block that was released longest ago. A request releases its blocks last one
+first, so with the rule above a cached block always stands before its parent: the head of the queue
+is a leaf, and no block is ever left in the index without its prefix. That makes eviction O(1).
 
-Block 0 is scratch and belongs to nobody: padded tables point to it, and it takes the writes for positions
-that lie in shared blocks. A prompt that is cached to its last token still needs that token's logits: the
-row is computed again, reads the shared block, and writes to scratch. So a shared block is never written,
-and copy-on-write is not needed.
+Block 0 is scratch and belongs to nobody: padded tables point to it, and it takes the writes for
+positions that lie in shared blocks. A prompt that is cached to its last token still needs that
+token's logits: the row is computed again, reads the shared block, and writes to scratch. So a
+shared block is never written, and copy-on-write is not needed.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from homing.prefix import BlockHash
 SCRATCH_BLOCK = 0
 
 RUN_BLOCKS = 8
-"""Neighbouring blocks are read faster from memory (5 to 15 % of a decode step): a growing request has this
-many to itself while there is room."""
+"""Neighbouring blocks are read faster from memory (5 to 15 % of a decode step): a growing request
+has this many to itself while there is room."""
 
 EVICTION_SHARE = 64
-"""Evicting up to 1/64 of the pool at once, instead of one block, lets evicted neighbours be handed out as a
-run."""
+"""Evicting up to 1/64 of the pool at once, instead of one block, lets evicted neighbours be handed
+out as a run."""
 
 
 class BlockPool:
@@ -134,7 +135,8 @@ class BlockPool:
                     self._cached[block] = None
 
     def clear_index(self) -> int:
-        """Forget every prefix. Held blocks stay with their holders. Returns how many were indexed."""
+        """Forget every prefix. Held blocks stay with their holders. Returns how many were
+        indexed."""
         num_indexed = len(self._block_of_hash)
         self._hash_of_block = [None] * self.num_blocks
         self._block_of_hash.clear()
@@ -155,7 +157,8 @@ class BlockPool:
     # What tests and an idle engine check
 
     def check(self, holders: Iterable[Sequence[int]]) -> None:
-        """Raise AssertionError unless all books agree with each other and with the holders' blocks."""
+        """Raise AssertionError unless all books agree with each other and with the holders'
+        blocks."""
         counted = [0] * self.num_blocks
         for blocks in holders:
             for block in blocks:
@@ -173,15 +176,15 @@ class BlockPool:
             ]
             assert sum(places) == 1, f"block {block} is in {sum(places)} places"
             is_indexed = self._hash_of_block[block] is not None
-            assert not (is_indexed and places[0]), f"free block {block} is in the index"
+            assert not is_indexed or not places[0], f"free block {block} is in the index"
             assert is_indexed or not places[2], f"cached block {block} is not in the index"
 
 
 class _FreeBlocks:
     """Free block ids, handed out in runs of neighbours; every operation takes constant time.
 
-    Blocks are grouped in runs of RUN_BLOCKS. Who does not continue a run begins a wholly free one; only
-    when there is none left are the holes in begun ones filled.
+    Blocks are grouped in runs of RUN_BLOCKS. Who does not continue a run begins a wholly free one;
+    only when there is none left are the holes in begun ones filled.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -202,7 +205,7 @@ class _FreeBlocks:
         return bool(self._is_free[block])
 
     def put(self, block: int) -> None:
-        assert not self._is_free[block] and block != SCRATCH_BLOCK
+        assert not self._is_free[block], f"block {block} is freed twice"
         self._is_free[block] = True
         self.count += 1
         self._recount(block // RUN_BLOCKS, +1)

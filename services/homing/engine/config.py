@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import Annotated
-
-import tyro
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """One engine: loads a model, joins a coordinator and answers requests."""
 
-    model: Annotated[str | None, tyro.conf.Positional] = None
+    model: str | None = None
     """A Hugging Face directory or a .gguf file. Default: the demo model, SmolLM2-135M-Instruct."""
     coordinator: str
     """Address of the coordinator, such as tcp://127.0.0.1:5001 or ipc:///run/homing/coordinator."""
@@ -25,14 +22,16 @@ class EngineConfig:
     max_model_len: int | None = None
     """Most tokens of a request, prompt and answer. Default: the model's context length."""
     kv_cache_gb: float | None = None
-    """Memory for keys and values, in GiB. Default: 4, or 15 % of the machine's memory if that is less."""
+    """Memory for keys and values, in GiB. Default: 4, or 15 % of the machine's memory if that is
+    less."""
     block_size: int = 16
     """Tokens of a KV block: the grain in which prefixes are shared."""
     max_batch_requests: int = 64
-    """Requests that run at a time; more wait. A larger batch answers more in all, each more slowly."""
+    """Requests that run at a time; more wait. A larger batch answers more in all, each more
+    slowly."""
     max_step_tokens: int = 256
-    """Tokens computed in one step. More: prompts are read a little faster. Fewer: answers flow more evenly
-    beside them."""
+    """Tokens computed in one step. More: prompts are read a little faster. Fewer: answers flow more
+    evenly beside them."""
     max_queued_requests: int = 4096
     """Requests that wait; more are refused."""
     num_threads: int | None = None
@@ -42,7 +41,8 @@ class EngineConfig:
     join_timeout_s: float = 300.0
     """How long to wait for a coordinator that does not answer, before giving up."""
     lifeline_fd: int | None = None
-    """A pipe's read end; when it closes, the process that started this one is gone, and it stops."""
+    """A pipe's read end; when it closes, the process that started this one is gone, and it
+    stops."""
     verbose: bool = False
     """Log more."""
 
@@ -51,6 +51,12 @@ class EngineConfig:
         return self.num_threads or len(os.sched_getaffinity(0))
 
     @property
-    def environ(self) -> Mapping[str, str]:
-        """The process's environment: it names the directory for converted models."""
+    def openmp(self) -> dict[str, str]:
+        """For the environment, before torch is loaded. Threads that wait must not spin: on a busy
+        machine they take the core from the one they wait for."""
+        return {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(self.threads)}
+
+    @property
+    def environ(self) -> MutableMapping[str, str]:
+        """The process's environment."""
         return os.environ

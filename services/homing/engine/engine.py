@@ -50,7 +50,9 @@ class EngineCounters:
     aborted: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens found in the cache when their request was first admitted
-    prefilled_tokens: int = 0  # tokens computed in prefill chunks, those after a preemption included
+    prefilled_tokens: int = (
+        0  # tokens computed in prefill chunks, those after a preemption included
+    )
     generated_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
@@ -61,8 +63,8 @@ class EngineCounters:
 class Engine:
     """One model, its KV cache and the requests that share them. For one thread.
 
-    A caller adds requests and calls `step` while `has_work`; each request's outputs end with exactly one
-    that has `finish` set.
+    A caller adds requests and calls `step` while `has_work`; each request's outputs end with
+    exactly one that has `finish` set.
     """
 
     def __init__(
@@ -109,7 +111,12 @@ class Engine:
         if len(self.scheduler.waiting) >= self.limits.max_queued_requests:
             raise Overloaded(f"{self.limits.max_queued_requests} requests wait already")
         request = self._request(
-            key, prompt, sampling, num_resumed=num_resumed, max_new_tokens=max_new_tokens, salt=cache_salt
+            key,
+            prompt,
+            sampling,
+            num_resumed=num_resumed,
+            max_new_tokens=max_new_tokens,
+            salt=cache_salt,
         )
         self._requests[key] = request
         self.counters.requests_started += 1
@@ -119,7 +126,8 @@ class Engine:
             self._finish(request, [], finish)
 
     def abort(self, key: RequestKey) -> None:
-        """End a request now, whatever its phase; the next step's outputs say so. Unknown: ignored."""
+        """End a request now, whatever its phase; the next step's outputs say so. Unknown:
+        ignored."""
         if request := self._requests.get(key):
             self.counters.aborted += 1
             self._finish(request, [], Finish(FinishReason.ABORT))
@@ -153,7 +161,8 @@ class Engine:
     # The loop's body
 
     def step(self) -> list[RequestOutput]:
-        """Run one step. Returns what it brought, and the ends that came about since the last one."""
+        """Run one step. Returns what it brought, and the ends that came about since the last
+        one."""
         plan = self.scheduler.schedule()
         if plan.chunks:
             start = time.perf_counter()
@@ -227,7 +236,9 @@ class Engine:
 
     # From what is asked to a request
 
-    def _check(self, prompt: NDArray[np.integer], sampling: SamplingParams, num_resumed: int) -> None:
+    def _check(
+        self, prompt: NDArray[np.integer], sampling: SamplingParams, num_resumed: int
+    ) -> None:
         limit = self.limits.max_context_tokens
         generates = sampling.num_tokens_to_generate != 0 and not num_resumed
         if not len(prompt):
@@ -248,7 +259,9 @@ class Engine:
                 )
         sampling.check_vocabulary(self._shape.vocab_size)
         if sampling.stop_words and self._tokenizer is None:
-            raise InvalidRequest("stop words need a tokenizer, and there is none", field="stop_words")
+            raise InvalidRequest(
+                "stop words need a tokenizer, and there is none", field="stop_words"
+            )
 
     def _request(
         self,
@@ -296,7 +309,8 @@ def _finished_before_start(request: Request) -> Finish | None:
 
 
 def _finish_after(request: Request, token: int) -> Finish | None:
-    """Whether its newest token ends a request, and how. An end of sequence at the limit is a stop."""
+    """Whether its newest token ends a request, and how. An end of sequence at the limit is a
+    stop."""
     if token in request.stop_token_ids:
         return Finish(FinishReason.STOP, stop=token)
     if request.stop_words and (word := request.stop_words.push([token])):
@@ -304,4 +318,3 @@ def _finish_after(request: Request, token: int) -> Finish | None:
     if request.num_tokens == request.max_tokens:
         return Finish(FinishReason.LENGTH)
     return None
-

@@ -59,7 +59,8 @@ def _max_context_tokens(config: EngineConfig, shape: ModelShape) -> int:
         return shape.max_context_tokens
     if not 1 < asked <= shape.max_context_tokens:
         raise ConfigError(
-            f"--max-model-len is {asked:,}; the model's context is {shape.max_context_tokens:,} tokens"
+            f"--max-model-len is {asked:,}; the model's context is "
+            f"{shape.max_context_tokens:,} tokens"
         )
     return asked
 
@@ -75,9 +76,10 @@ def _num_blocks(config: EngineConfig, shape: ModelShape, max_context_tokens: int
     num_blocks = int(cache_gb * GIB) // bytes_per_block
     needed = -(-max_context_tokens // config.block_size) + 1  # and the scratch block
     if num_blocks < needed:
+        num_tokens = max(0, num_blocks - 1) * config.block_size
         raise ConfigError(
-            f"a KV cache of {cache_gb:.3g} GiB holds {max(0, num_blocks - 1) * config.block_size:,} "
-            f"tokens; one request may have {max_context_tokens:,}: raise --kv-cache-gb to "
+            f"a KV cache of {cache_gb:.3g} GiB holds {num_tokens:,} tokens; one request may have "
+            f"{max_context_tokens:,}: raise --kv-cache-gb to "
             f"{needed * bytes_per_block / GIB + 0.01:.2f} or lower --max-model-len"
         )
     return num_blocks

@@ -19,6 +19,12 @@ class LogProbs:
     top_ids: NDArray[np.uint32]  # [k, n], most probable first, ties to the lowest id
     top: NDArray[np.float32]  # [k, n]
 
+    @classmethod
+    def none(cls, num_top: int) -> LogProbs:
+        """Of no position."""
+        top = np.empty((0, num_top))
+        return cls(np.empty(0, np.float32), top.astype(np.uint32), top.astype(np.float32))
+
     @property
     def num_top(self) -> int:
         return self.top_ids.shape[1]
@@ -35,10 +41,10 @@ class PromptScores:
     The logits of position i score token i + 1; so a prompt of n tokens has n - 1 scores.
     """
 
-    def __init__(self, num_prompt: int) -> None:
+    def __init__(self, num_prompt: int, num_top: int) -> None:
         self.num_scored = 0  # positions [0, num_scored) have given their score
-        self._num_wanted = max(0, num_prompt - 1)
-        self._parts: list[LogProbs] = []
+        self._num_wanted = num_prompt - 1
+        self._parts = [LogProbs.none(num_top)]
 
     @property
     def complete(self) -> bool:
@@ -53,11 +59,9 @@ class PromptScores:
         self._parts.append(part)
         self.num_scored += len(part.chosen)
 
-    def take(self) -> LogProbs | None:
-        """All scores, once; None for a prompt of one token."""
+    def take(self) -> LogProbs:
+        """All scores, once."""
         parts, self._parts = self._parts, []
-        if not parts:
-            return None
         return LogProbs(
             np.concatenate([part.chosen for part in parts]),
             np.concatenate([part.top_ids for part in parts]),

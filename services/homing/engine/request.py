@@ -5,10 +5,11 @@
     |------- prompt -------|------------- generated so far ---------|
     0                  num_prompt
 
-`[0, num_computed)` have their keys and values in the request's blocks. `num_prompt` is independent of the
-other marks: a preempted request computes generated tokens again, and tokens that an earlier attempt
-generated arrive as the end of the submitted prompt, yet count as generated in everything that follows
-(stopping, penalties, limits, noise), so that the request goes on as if nothing had happened.
+`[0, num_computed)` have their keys and values in the request's blocks. `num_prompt` is independent
+of the other marks: a preempted request computes generated tokens again, and tokens that an earlier
+attempt generated arrive as the end of the submitted prompt, yet count as generated in everything
+that follows (stopping, penalties, limits, noise), so that the request goes on as if nothing had
+happened.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ RequestKey = Hashable
 
 
 MIN_TEMPERATURE = 1e-5
-"""Below it a request counts as greedy: dividing by it would overflow, and no other token has a chance."""
+"""Below it a request counts as greedy: dividing by it would overflow, and no other token has a
+chance."""
 
 
 class Phase(Enum):
@@ -59,7 +61,8 @@ _PHASE_AFTER = {
 
 
 class Request:
-    """Mutable, and owned by one engine. Scheduler and block pool move its marks; the engine appends."""
+    """Mutable, and owned by one engine. Scheduler and block pool move its marks; the engine
+    appends."""
 
     def __init__(
         self,
@@ -103,7 +106,7 @@ class Request:
         self.num_computed = 0
         self.stop_token_ids = stop_token_ids
         self.stop_words = stop_words
-        self.prompt_scores = PromptScores(self.num_prompt)
+        self.prompt_scores = PromptScores(self.num_prompt, sampling.top_n_logprobs)
         self.num_cached_at_start: int | None = None  # None until first admitted
         self.has_answered = False
 
@@ -117,7 +120,8 @@ class Request:
         self.block_table = np.zeros(-(-self.max_tokens // block_size), np.int32)
         self.num_blocks = 0
         self.num_shared_tokens = 0
-        """`[0, num_shared_tokens)` lie in blocks that were found in the cache, and are never written."""
+        """`[0, num_shared_tokens)` lie in blocks that were found in the cache, and are never
+        written."""
         self.num_registered = 0  # how many of its first blocks are in the prefix index
         self.registers_blocks = True
         self.hashes: list[BlockHash] = []

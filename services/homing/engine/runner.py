@@ -19,8 +19,8 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Sampled:
-        """Compute the plan's chunks. Prompt scores are added to their requests; returned is one token
-        for each chunk that samples, in order."""
+        """Compute the plan's chunks. Prompt scores are added to their requests; returned is one
+        token for each chunk that samples, in order."""
         logits = self._model.forward(build_batch(plan.chunks, self._block_size), self._cache)
         sampling_rows: list[int] = []
         row = 0

@@ -2,15 +2,17 @@
 
 Continuous batching: each step is filled anew, up to a budget of tokens.
 
-1. Decodes come first, one token each. Where blocks run out, the newest running request is preempted: it
+1. Decodes come first, one token each. Where blocks run out, the newest running request is
+preempted: it
    gives back its blocks and waits, and is computed again later (mostly from the prefix cache).
-2. Waiting requests are admitted, oldest first, while there are batch places and blocks for all of their
+2. Waiting requests are admitted, oldest first, while there are batch places and blocks for all of
+their
    tokens. One that does not fit may be passed by younger ones, a bounded number of times. One whose
    next block is being computed for another request waits for it, and then finds it in the cache.
 3. What is left of the budget goes to prefill chunks, as `share_budget` says.
 
-The oldest request always advances: it may preempt every other one, and the engine accepts no request that
-does not fit the pool alone.
+The oldest request always advances: it may preempt every other one, and the engine accepts no
+request that does not fit the pool alone.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ class Scheduler:
     # The three steps
 
     def schedule(self) -> StepPlan:
-        """The chunks of the next step; none while paused. The requests' blocks are theirs already."""
+        """The chunks of the next step; none while paused. The requests' blocks are theirs
+        already."""
         plan = StepPlan()
         if self.paused:
             return plan
@@ -76,7 +79,8 @@ class Scheduler:
         return plan
 
     def _has_room_for_next(self, request: Request) -> bool:
-        """Get the block for the next token, if need be from the newest; False if that is `request`."""
+        """Get the block for the next token, if need be from the newest; False if that is
+        `request`."""
         if request.num_computed < request.num_blocks * self._block_size:
             return True
         while not self._pool.num_available:
@@ -112,7 +116,9 @@ class Scheduler:
         owed: list[int] = []
         scorable = MAX_SCORED_TOKENS
         for request in prefills:
-            owed.append(min(request.num_owed, scorable) if request.scores_prompt else request.num_owed)
+            owed.append(
+                min(request.num_owed, scorable) if request.scores_prompt else request.num_owed
+            )
             scorable -= owed[-1] if request.scores_prompt else 0
         for request, num_tokens in zip(prefills, share_budget(owed, budget), strict=True):
             if num_tokens:
@@ -168,7 +174,8 @@ class Scheduler:
         self.waiting.append(request)
 
     def computed(self, chunk: Chunk) -> None:
-        """The chunk was run: its tokens count as computed, and blocks that it filled can be shared."""
+        """The chunk was run: its tokens count as computed, and blocks that it filled can be
+        shared."""
         request = chunk.request
         request.num_computed = chunk.end
         num_full = chunk.end // self._block_size
@@ -192,7 +199,8 @@ class Scheduler:
         request.change(Change.FINISH)
 
     def clear_prefix_cache(self) -> int:
-        """Forget every prefix; what is running goes on, and enters no more blocks into the index."""
+        """Forget every prefix; what is running goes on, and enters no more blocks into the
+        index."""
         for request in self.running:
             request.registers_blocks = False
         self._computing.clear()
@@ -223,9 +231,10 @@ class Scheduler:
 def share_budget(owed: Sequence[int], budget: int) -> list[int]:
     """How many of the tokens that each prefill owes run in this step; `owed` is oldest first.
 
-    The oldest comes first. But while others owe less than half of what it does, it leaves them half of the
-    budget, the shortest first: a short prompt does not wait for the end of a long one, and prompts of
-    about one length run one after the other, which brings each its first token soonest on average.
+    The oldest comes first. But while others owe less than half of what it does, it leaves them half
+    of the budget, the shortest first: a short prompt does not wait for the end of a long one, and
+    prompts of about one length run one after the other, which brings each its first token soonest
+    on average.
     """
     shares = [0] * len(owed)
     left = budget

@@ -35,7 +35,10 @@ def block_hashes(tokens: bytes, block_size: int, salt: bytes = b"") -> list[Bloc
 
 
 def extend_hashes(
-    known: list[BlockHash], tokens: bytes, block_size: int, salt: bytes = b""
+    known: list[BlockHash],
+    tokens: bytes | memoryview,
+    block_size: int,
+    salt: bytes = b"",
 ) -> list[BlockHash]:
     """The hashes of blocks `[len(known), full blocks of tokens)`, continuing the chain of `known`.
 

@@ -1,7 +1,7 @@
 """The noise of sampling: one uniform number for each token, from a counter-based generator.
 
-Keyed by (seed, position in the sequence) and nothing else, so that a request continues elsewhere as if it
-had never been interrupted, and no batch changes it.
+Keyed by (seed, position in the sequence) and nothing else, so that a request continues elsewhere as
+if it had never been interrupted, and no batch changes it.
 """
 
 from __future__ import annotations
@@ -26,4 +26,4 @@ def uniform(seeds: list[int], positions: list[int]) -> NDArray[np.float64]:
     """
     keys = _mix(np.array(seeds, np.int64).view(np.uint64) + _GOLDEN)
     bits = _mix(keys + np.array(positions, np.uint64) * _GOLDEN)
-    return (bits >> np.uint64(11)) * 2.0**-53
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

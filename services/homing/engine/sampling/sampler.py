@@ -1,5 +1,5 @@
-"""Chooses a token for each row: greedily, or by one uniform number and the inverse of the cumulative
-distribution, taken in a fixed order."""
+"""Chooses a token for each row: greedily, or by one uniform number and the inverse of the
+cumulative distribution, taken in a fixed order."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def _invert(probs: NDArray[np.float32], noise: float) -> int:
 
 
 def _first_above(cumulative: NDArray[np.float64], target: float) -> int:
-    """The first index whose cumulative sum exceeds `target`; if rounding left none, the last one that
-    has any probability."""
+    """The first index whose cumulative sum exceeds `target`; if rounding left none, the last one
+    that has any probability."""
     index = cumulative.searchsorted(target, side="right")
     return int(min(index, cumulative.searchsorted(cumulative[-1], side="left")))
 
@@ -106,7 +106,9 @@ def _log_probs(
     rows = [row for row, r in enumerate(requests) if r.sampling.return_log_probs]
     if rows:
         num_top = [requests[row].sampling.top_n_logprobs for row in rows]
-        scores = score(logits[rows] if len(rows) < len(requests) else logits, tokens[rows], max(num_top))
+        scores = score(
+            logits[rows] if len(rows) < len(requests) else logits, tokens[rows], max(num_top)
+        )
         for index, row in enumerate(rows):
             result[row] = scores.row(index, num_top[index])
     return result

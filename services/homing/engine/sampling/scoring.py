@@ -11,12 +11,13 @@ from homing.engine.log_probs import LogProbs
 from homing.engine.sampling.ranking import block_maxima, largest
 
 SLICE_ROWS = 32
-"""Rows turned into log-probabilities at a time: the scores of a long prompt take 6 MB at a vocabulary of
-49,152, however many rows there are."""
+"""Rows turned into log-probabilities at a time: the scores of a long prompt take 6 MB at a
+vocabulary of 49,152, however many rows there are."""
 
 
 def score(logits: Tensor, chosen: NDArray[np.integer], num_top: int) -> LogProbs:
-    """The log-probabilities of `chosen` [rows] under `logits` [rows, vocab], with `num_top` others."""
+    """The log-probabilities of `chosen` [rows] under `logits` [rows, vocab], with `num_top`
+    others."""
     num_top = min(num_top, logits.shape[-1])
     result = LogProbs(
         chosen=np.empty(len(chosen), np.float32),

@@ -16,14 +16,17 @@ def is_truncated(params: SamplingParams) -> bool:
 
 
 def candidates(probs: Floats, maxima: Floats, params: SamplingParams) -> Ids:
-    """The ids that are kept of `probs` [vocab], most probable first, ties to the lowest id; never none.
+    """The ids that are kept of `probs` [vocab], most probable first, ties to the lowest id; never
+    none.
 
     `maxima` are the row's block maxima.
     """
     if params.top_k:
         ids = largest(probs, maxima, params.top_k)
         if _has_top_p(params):
-            ids = ids[: _nucleus_size(probs[ids], params.top_p, float(probs[ids].sum(dtype=np.float64)))]
+            ids = ids[
+                : _nucleus_size(probs[ids], params.top_p, float(probs[ids].sum(dtype=np.float64)))
+            ]
     elif _has_top_p(params):
         ids = _nucleus(probs, maxima, params.top_p)
     else:
@@ -49,5 +52,6 @@ def _nucleus(probs: Floats, maxima: Floats, top_p: float) -> Ids:
 
 
 def _nucleus_size(ranked: Floats, top_p: float, total: float) -> int:
-    """How many of `ranked` it takes to reach `top_p` of `total`; more than there are, if they do not."""
+    """How many of `ranked` it takes to reach `top_p` of `total`; more than there are, if they do
+    not."""
     return int(ranked.cumsum(dtype=np.float64).searchsorted(top_p * total, side="left")) + 1

@@ -1,0 +1,62 @@
+"""`python -m homing.engine`: one engine process."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import signal
+import sys
+from types import FrameType
+
+import tyro
+
+from homing.engine.config import EngineConfig
+from homing.observe import configure_logging, run_main, watch_lifeline
+
+log = logging.getLogger("homing.engine")
+
+
+def main() -> None:
+    config = tyro.cli(
+        EngineConfig,
+        prog="homing engine",
+        description="Load a model, join a coordinator and answer requests.",
+    )
+    configure_logging(
+        "engine" if config.rank is None else f"engine-{config.rank}", verbose=config.verbose
+    )
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, _stop)
+    if config.lifeline_fd is not None:
+        watch_lifeline(config.lifeline_fd)
+    for name, value in config.openmp.items():
+        config.environ.setdefault(name, value)
+    serve(config)
+
+
+def serve(config: EngineConfig) -> None:
+    # torch is imported here: it reads OpenMP's settings when it is loaded, and --help is quick.
+    from homing.engine.session import EngineSession
+    from homing.engine.startup import load_engine
+    from homing.engine.worker import Worker
+    from homing.transport import Dealer, peer_identity
+    from homing.wire import Role
+
+    engine, card = load_engine(config)
+    uid = secrets.randbits(63)
+    session = EngineSession(
+        engine, card, uid=uid, rank=config.rank, join_timeout_s=config.join_timeout_s
+    )
+    dealer = Dealer(config.coordinator, peer_identity(Role.ENGINE.value, uid))
+    Worker(engine, session, dealer).run()
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    """End the loop where it stands; it says Goodbye, and clients submit elsewhere what was
+    running."""
+    log.info("stopping", extra={"signal": signal.Signals(signum).name})
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main, program="homing engine"))

@@ -1,0 +1,325 @@
+"""The engine's side of the protocol: messages from the coordinator in, messages to it out.
+
+    JOINING  Hello was said, and is repeated until the coordinator answers
+    JOINED   it said Welcome: requests come in, outputs and heartbeats go out
+
+A session ends when the coordinator says Rejoin (it does not know this engine: it was restarted, or
+gave the engine up) or is silent. Then all work is dropped, since its clients submit it again, and
+the next session begins with another Hello. Knows nothing of sockets and has no clock: `now` comes
+from the caller.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any, NamedTuple, assert_never
+
+import numpy as np
+
+from homing.engine.engine import Engine, RequestOutput
+from homing.engine.log_probs import LogProbs
+from homing.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
+from homing.params import SamplingParams
+from homing.wire import (
+    PROTOCOL_VERSION,
+    Abort,
+    Command,
+    Control,
+    ControlDone,
+    Delta,
+    Finish,
+    FinishedRequest,
+    FinishReason,
+    FleetState,
+    Heartbeat,
+    Hello,
+    Message,
+    ModelCard,
+    Output,
+    PromptLogProbs,
+    Refused,
+    Rejoin,
+    Role,
+    Submit,
+    TopLogProbs,
+    Welcome,
+    pack_payload,
+)
+from homing.wire.messages import ToEngine
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_S, LONGEST_RETRY_S = 1.0, 10.0
+SILENCE_S = 10.0
+"""A coordinator that was silent for so long is taken for dead: it shows itself every half second,
+unless told otherwise."""
+
+
+class SessionState(Enum):
+    JOINING = "joining"
+    JOINED = "joined"
+
+
+class Attempt(NamedTuple):
+    """What the engine's requests are called here."""
+
+    client: int
+    request_id: int
+    attempt: int
+
+
+class EngineSession:
+    """Raises ConfigError when the coordinator refuses this engine, and Unavailable when none
+    answers for `join_timeout_s`."""
+
+    def __init__(
+        self, engine: Engine, card: ModelCard, *, uid: int, rank: int | None, join_timeout_s: float
+    ) -> None:
+        self.state = SessionState.JOINING
+        self.incarnation = 0
+        self.next_tick = 0.0
+        """When `tick` is due."""
+        self._engine = engine
+        self._card = pack_payload(card)
+        self._uid = uid
+        self._rank = rank
+        self._join_timeout_s = join_timeout_s
+        self._attempt_of: dict[tuple[int, int], int] = {}  # (client, request id) -> attempt running
+        self._control_sequence = 0
+        self._retry_s = FIRST_RETRY_S
+        self._heartbeat_s = FIRST_RETRY_S
+        self._joining_since = 0.0
+        self._last_heard = 0.0
+
+    # Joining, and noticing that the session has ended
+
+    def start(self, now: float) -> list[Message]:
+        """Begin the first session, or the next."""
+        self.state = SessionState.JOINING
+        self._joining_since = now
+        self._retry_s = FIRST_RETRY_S
+        return self._say_hello(now)
+
+    def tick(self, now: float) -> list[Message]:
+        """What is due by now."""
+        if now < self.next_tick:
+            return []
+        if self.state is SessionState.JOINING:
+            waited_s = now - self._joining_since
+            if waited_s > self._join_timeout_s:
+                raise Unavailable(f"no coordinator answered in {waited_s:.0f} s")
+            log.info("waiting for the coordinator", extra={"seconds": round(waited_s)})
+            return self._say_hello(now)
+        if now - self._last_heard > max(SILENCE_S, 2 * self._heartbeat_s):
+            log.warning(
+                "the coordinator is silent", extra={"seconds": round(now - self._last_heard)}
+            )
+            return self._rejoin(now)
+        self.next_tick = now + self._heartbeat_s
+        return [self._heartbeat()]
+
+    def _say_hello(self, now: float) -> list[Message]:
+        self.next_tick = now + self._retry_s
+        self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
+        hello = Hello(
+            PROTOCOL_VERSION,
+            Role.ENGINE,
+            self._uid,
+            self.incarnation,
+            rank=self._rank,
+            state=self._fleet_state,
+            epoch=self._engine.epoch,
+            control_sequence=self._control_sequence,
+            model_card=self._card,
+        )
+        return [hello]
+
+    def _rejoin(self, now: float) -> list[Message]:
+        """Drop all work, silently: whoever wanted it submits it again."""
+        log.info("rejoining", extra={"dropped_requests": len(self._attempt_of)})
+        self._attempt_of.clear()
+        self._engine.abort_all()
+        self.incarnation += 1
+        return self.start(now)
+
+    # What comes in
+
+    def handle(self, message: ToEngine, now: float) -> list[Message]:
+        self._last_heard = now
+        match message:
+            case Welcome():
+                return self._welcome(message, now)
+            case Rejoin():
+                # One new session for a burst of them: a stranger may be told once for each message.
+                return self._rejoin(now) if self.state is SessionState.JOINED else []
+            case Refused():
+                raise ConfigError(f"the coordinator refuses this engine: {message.reason}")
+            case Submit():
+                return self._submit(message) if self.state is SessionState.JOINED else []
+            case Abort():
+                self._abort(message)
+                return []
+            case Control():
+                return [self._control(message)]
+            case Heartbeat():
+                return []
+            case _:
+                assert_never(message)
+
+    def _welcome(self, message: Welcome, now: float) -> list[Message]:
+        """The fleet's state is not taken over here: the coordinator sends commands to reach it."""
+        self.state = SessionState.JOINED
+        self._heartbeat_s = message.heartbeat_s
+        self.next_tick = now + message.heartbeat_s
+        log.info("joined the fleet", extra={"rank": message.rank, "incarnation": self.incarnation})
+        return [self._heartbeat()]
+
+    def _submit(self, message: Submit) -> list[Message]:
+        """Take a request on, or answer at once why not. An attempt that is running, or older, is
+        ignored; a newer one replaces it."""
+        name = (message.client, message.request_id)
+        running = self._attempt_of.get(name)
+        if running is not None:
+            if message.attempt <= running:
+                return []
+            self._engine.abort(Attempt(*name, running))
+        self._attempt_of[name] = message.attempt
+        key = Attempt(*name, message.attempt)
+        try:
+            self._engine.add_request(
+                key,
+                _prompt(message),
+                SamplingParams.from_bytes(message.sampling),
+                num_resumed=message.num_resumed_tokens,
+                max_new_tokens=message.max_new_tokens,
+                cache_salt=message.cache_salt,
+            )
+        except (InvalidRequest, Overloaded) as error:
+            field = error.field if isinstance(error, InvalidRequest) else None
+            finish = Finish(FinishReason.ERROR, detail=str(error), field=field or "")
+            del self._attempt_of[name]
+            delta = Delta(key.request_id, key.attempt, b"", finish=finish)
+            ended = FinishedRequest(key.request_id, key.attempt, FinishReason.ERROR, 0, 0)
+            return [_output(key.client, [delta], [ended])]
+        return []
+
+    def _abort(self, message: Abort) -> None:
+        """The answer is among the next outputs. What has ended already has been answered."""
+        if self._attempt_of.get((message.client, message.request_id)) == message.attempt:
+            self._engine.abort(Attempt(message.client, message.request_id, message.attempt))
+
+    def _control(self, message: Control) -> ControlDone:
+        """Repeats are harmless, so every command is simply carried out."""
+        results: dict[str, Any] = {}
+        match message.command:
+            case Command.PAUSE:
+                self._engine.pause()
+            case Command.UNPAUSE:
+                self._engine.unpause()
+            case Command.RESET_PREFIX_CACHE:
+                results["dropped_blocks"] = self._engine.reset_prefix_cache()
+            case _:
+                assert_never(message.command)
+        self._control_sequence = message.sequence
+        results["unfinished_requests"] = len(self._attempt_of)
+        return ControlDone(
+            message.command, message.sequence, ok=True, results=pack_payload(results)
+        )
+
+    # What goes out
+
+    def outputs(self, outputs: Iterable[RequestOutput]) -> list[Message]:
+        """One message for each client that a step brought something for."""
+        deltas: defaultdict[int, list[Delta]] = defaultdict(list)
+        finished: defaultdict[int, list[FinishedRequest]] = defaultdict(list)
+        for output in outputs:
+            key = output.request.key
+            assert isinstance(key, Attempt)
+            if self._attempt_of.get((key.client, key.request_id)) != key.attempt:
+                continue  # replaced by a newer attempt, or dropped
+            deltas[key.client].append(_delta(key, output, self._engine.epoch))
+            if output.finish:
+                del self._attempt_of[key.client, key.request_id]
+                finished[key.client].append(_finished(key, output))
+        return [_output(client, deltas[client], finished[client]) for client in deltas]
+
+    @property
+    def _fleet_state(self) -> FleetState:
+        return FleetState.PAUSED if self._engine.scheduler.paused else FleetState.RUNNING
+
+    def _heartbeat(self) -> Heartbeat:
+        scheduler, pool = self._engine.scheduler, self._engine.block_pool
+        owing = (*scheduler.running, *scheduler.waiting)
+        return Heartbeat(
+            self.incarnation,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            owed_tokens=sum(request.num_owed for request in owing),
+            kv_used_blocks=pool.num_held,
+            kv_total_blocks=pool.capacity,
+            state=self._fleet_state,
+            epoch=self._engine.epoch,
+            counters=pack_payload(dataclasses.asdict(self._engine.counters)),
+        )
+
+
+def _prompt(message: Submit) -> np.ndarray:
+    data = memoryview(b"" if message.prompt is None else message.prompt)
+    try:
+        tokens = np.frombuffer(data, "<u4")
+    except ValueError:
+        raise InvalidRequest("the prompt is not an array of uint32", field="prompt") from None
+    if len(tokens) != message.num_prompt_tokens:
+        raise InvalidRequest(
+            f"the prompt has {len(tokens)} tokens; {message.num_prompt_tokens} were announced",
+            field="prompt",
+        )
+    return tokens
+
+
+def _output(client: int, deltas: list[Delta], finished: list[FinishedRequest]) -> Output:
+    return Output(
+        client,
+        len(deltas),
+        len(finished),
+        pack_payload(finished) if finished else None,
+        pack_payload(deltas),
+    )
+
+
+def _delta(key: Attempt, output: RequestOutput, epoch: int) -> Delta:
+    scores = output.log_probs
+    prompt = output.prompt_log_probs
+    return Delta(
+        key.request_id,
+        key.attempt,
+        array("I", output.token_ids).tobytes(),
+        None if scores is None else scores.chosen.tobytes(),
+        None if scores is None else _top(scores),
+        (output.request.num_cached_at_start or 0) if output.is_first else None,
+        None if prompt is None else PromptLogProbs(prompt.chosen.tobytes(), _top(prompt)),
+        epoch,
+        output.finish,
+    )
+
+
+def _top(scores: LogProbs) -> TopLogProbs | None:
+    if not scores.num_top:
+        return None
+    return TopLogProbs(scores.num_top, scores.top_ids.tobytes(), scores.top.tobytes())
+
+
+def _finished(key: Attempt, output: RequestOutput) -> FinishedRequest:
+    assert output.finish is not None
+    return FinishedRequest(
+        key.request_id,
+        key.attempt,
+        output.finish.reason,
+        output.request.num_cached_at_start or 0,
+        output.request.num_generated_here,
+    )

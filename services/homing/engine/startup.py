@@ -1,0 +1,51 @@
+"""From a process's settings to a loaded engine."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from homing.engine.config import EngineConfig
+from homing.engine.engine import Engine
+from homing.engine.kv_cache import KVCache
+from homing.engine.limits import engine_limits
+from homing.engine.weights import default_cache_dir, load_model, resolve_model
+from homing.tokenizer import Tokenizer
+from homing.wire import ModelCard
+
+log = logging.getLogger(__name__)
+
+
+def load_engine(config: EngineConfig) -> tuple[Engine, ModelCard]:
+    """Load model, tokenizer and KV cache. Raises ConfigError, in one line, when they cannot
+    work."""
+    torch.set_num_threads(config.threads)
+    files = resolve_model(
+        config.model, cache_dir=default_cache_dir(config.environ), on_progress=log.info
+    )
+    tokenizer = Tokenizer.from_dir(files.directory)
+    model = load_model(files, dtype=config.dtype, num_threads=config.threads, on_progress=log.info)
+    shape = model.shape
+    limits = engine_limits(config, shape)
+    cache = KVCache.allocate(shape, limits.num_blocks, limits.block_size)
+    name = config.served_model_name or files.name
+    log.info(
+        "loaded",
+        extra={
+            "model": name,
+            "dtype": str(shape.dtype),
+            "threads": config.threads,
+            "kv_cache_tokens": (limits.num_blocks - 1) * limits.block_size,
+        },
+    )
+    card = ModelCard(
+        name=name,
+        tokenizer_dir=str(files.directory.resolve()),
+        max_context_tokens=limits.max_context_tokens,
+        vocab_size=shape.vocab_size,
+        eos_token_ids=shape.eos_token_ids,
+        block_size=limits.block_size,
+        dtype=str(shape.dtype).removeprefix("torch."),
+    )
+    return Engine(model, cache, tokenizer, limits), card
