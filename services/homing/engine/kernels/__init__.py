@@ -1,0 +1,1 @@
+"""The decoder in C for CPUs: `build` compiles `csrc/` on this machine, `decoder` calls it."""
