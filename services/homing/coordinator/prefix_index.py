@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
+from heapq import heappop, heappush
 from struct import Struct
 
 from homing.coordinator.loads import Slot
@@ -54,7 +55,7 @@ class PrefixIndex:
         self._young: dict[bytes, int] = {}  # block hash -> mask of slots
         self._old: dict[bytes, int] = {}
         self._dropped: deque[dict[bytes, int]] = deque()  # being taken apart
-        self._free_slots: list[Slot] = []
+        self._free_slots: list[Slot] = []  # a heap: low slots keep the masks narrow
         self._closed_before: list[Slot] = []  # free after the next turn
         self._closed: list[Slot] = []  # free after the turn after it
         self._num_slots = 0
@@ -112,7 +113,7 @@ class PrefixIndex:
         if not self._free_slots and self._num_slots >= MAX_SLOTS:
             self.clear()
         if self._free_slots:
-            return self._free_slots.pop()
+            return heappop(self._free_slots)
         self._num_slots += 1
         return Slot(self._num_slots - 1)
 
@@ -124,7 +125,8 @@ class PrefixIndex:
         if self._old:
             self._dropped.append(self._old)
         self._old, self._young = self._young, {}
-        self._free_slots += self._closed_before
+        for slot in self._closed_before:
+            heappush(self._free_slots, slot)
         self._closed_before, self._closed = self._closed, []
 
     def _take_apart(self, num_entries: int) -> None:

@@ -14,10 +14,11 @@ fleet would weigh as much as the fleet has ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from homing.coordinator.loads import RankLoads, Slot
+from homing.coordinator.loads import RankLoads, Slot, slots_of
+from homing.coordinator.step_model import StepTimes
 
 
 class Match(NamedTuple):
@@ -91,6 +92,73 @@ def round_robin(
     return loads.least_recent(_all_slots(matches))
 
 
+class Price(NamedTuple):
+    """What a rank asks for a request, in seconds: see `work`. Kept up to date by `Backlog`."""
+
+    clear_at: float
+    """When the prompt tokens that the rank owes will have been computed."""
+    per_uncached_token: float
+    per_prompt_token: float
+    fixed: float
+
+
+HARM = 0.5
+"""What a second by which a running request is delayed weighs against one of the request's own."""
+DECODING = 0.3
+"""What a second of decoding weighs against one until the first token."""
+
+
+def price(
+    clear_at: float, num_running: int, context_tokens: float, answer_tokens: float, step: StepTimes
+) -> Price:
+    """The price of a rank that has `num_running` requests with `context_tokens` in all.
+
+    The request waits until the rank has computed what it owes, then for its own uncached tokens,
+    which delay each running request as long. Then it decodes for about `answer_tokens` steps:
+
+        base + row * (running + 1) + kv * (context + prompt)         its own step
+        running * (row + kv * prompt)                                what it adds to the others'
+    """
+    decoding = DECODING * answer_tokens
+    return Price(
+        clear_at,
+        per_uncached_token=step.prefill * (1.0 + HARM * num_running),
+        per_prompt_token=decoding * step.kv * (1 + num_running),
+        fixed=decoding * (step.base + step.row * (1 + 2 * num_running) + step.kv * context_tokens),
+    )
+
+
+def work(
+    matches: Sequence[Match],
+    num_prompt_tokens: int,
+    block_size: int,
+    prices: Mapping[Slot, Price],
+    loads: RankLoads,
+    now: float,
+) -> Slot:
+    """Least expected time to finish the request, and harm to those that run:
+
+        wait + uncached * prefill * (1 + HARM * running) + DECODING * answer * (own + others' step)
+
+    Ties to the least loaded, then to the least recently chosen. Sources: the wait and the uncached
+    tokens are what Mooncake (FAST'25, algorithm 1) and LMetric (arXiv 2603.15202) minimise; the
+    harm term is LMetric's product, uncached * running, in seconds.
+    """
+    best, cheapest = 0, float("inf")
+    for match in matches:
+        uncached = max(1, num_prompt_tokens - match.num_blocks * block_size)
+        for slot in slots_of(match.slots):
+            clear_at, per_uncached, per_prompt, cost = prices[slot]
+            cost += per_uncached * uncached + per_prompt * num_prompt_tokens
+            if clear_at > now:
+                cost += clear_at - now
+            if cost < cheapest:
+                best, cheapest = 1 << slot, cost
+            elif cost == cheapest:
+                best |= 1 << slot
+    return loads.least_loaded(best)
+
+
 def _all_slots(matches: Iterable[Match]) -> int:
     slots = 0
     for match in matches:
@@ -110,7 +178,11 @@ POLICIES: dict[str, Policy] = {
     "round_robin": round_robin,
 }
 
-_READS_PREFIXES = {"prefix_affinity", "longest_prefix", "first_prefix_block"}
+WORK = "work"
+POLICY_NAMES = (*POLICIES, WORK)
+"""`work` looks at more than the others do, and is called apart from them."""
+
+_READS_PREFIXES = {"prefix_affinity", "longest_prefix", "first_prefix_block", WORK}
 
 
 def reads_prefixes(policy: str) -> bool:

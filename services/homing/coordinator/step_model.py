@@ -70,6 +70,8 @@ MAX_VARIANCE = 1.0 / GUESS_WEIGHT
 FACTOR_SHARE = 0.1
 """Share of the newest report in a rank's factor."""
 MIN_FACTOR, MAX_FACTOR = 0.1, 10.0
+USUAL_FACTOR = 1.25
+"""Ranks whose factor is no farther from 1 count as alike: noise must not part equal ranks."""
 
 
 class StepModel:
@@ -87,7 +89,9 @@ class StepModel:
         return StepTimes(base, max(prefill, 1e-9), row, kv)
 
     def times_of(self, slot: Slot) -> StepTimes:
-        return self.times.times(self._factor_of_slot.get(slot, 1.0))
+        factor = self._factor_of_slot.get(slot, 1.0)
+        usual = 1.0 / USUAL_FACTOR <= factor <= USUAL_FACTOR
+        return self.times if usual else self.times.times(factor)
 
     def forget(self, slot: Slot) -> None:
         self._factor_of_slot.pop(slot, None)

@@ -1,0 +1,211 @@
+"""The prefix index: depth, expiry, size, and slots that give no stale credit."""
+
+from __future__ import annotations
+
+import random
+
+from homing.coordinator.loads import Slot, slots_of
+from homing.coordinator.prefix_index import MAX_SLOTS, PrefixIndex, split_digests
+from homing.coordinator.routing import Match
+from homing.prefix import block_hashes, routing_points
+
+TTL = 100.0
+
+
+def digests(*names: str) -> list[bytes]:
+    return [name.encode().ljust(16, b".") for name in names]
+
+
+def new_index(*, ttl_s: float = TTL, max_entries: int = 1000) -> PrefixIndex:
+    return PrefixIndex(ttl_s=ttl_s, max_entries=max_entries, now=0.0)
+
+
+def depths_of(index: PrefixIndex, chain: list[bytes], slots: int) -> dict[int, int]:
+    """slot -> matched blocks, of a chain whose depths are 1, 2, 3, ..."""
+    matches = index.match(chain, range(1, len(chain) + 1), slots)
+    assert sum(m.slots for m in matches) == slots, "the matches part the slots"
+    return {slot: match.num_blocks for match in matches for slot in slots_of(match.slots)}
+
+
+def test_an_unknown_prompt_matches_nothing_anywhere() -> None:
+    assert new_index().match(digests("a", "b"), [1, 2], 0b11) == [Match(0, 0b11)]
+
+
+def test_a_prompt_without_a_full_block_matches_nothing() -> None:
+    assert new_index().match([], [], 0b11) == [Match(0, 0b11)]
+
+
+def test_depth_is_graded_per_rank() -> None:
+    index = new_index()
+    index.record(digests("a", "b", "c"), Slot(0))
+    index.record(digests("a", "b"), Slot(1))
+    index.record(digests("a"), Slot(2))
+    assert depths_of(index, digests("a", "b", "c", "d"), 0b1111) == {0: 3, 1: 2, 2: 1, 3: 0}
+
+
+def test_depth_is_that_of_the_deepest_consecutive_routing_point() -> None:
+    """Points may be far apart: two of the three points of a 48-block prompt are 16 and 32."""
+    index = new_index()
+    index.record(digests("a", "b"), Slot(0))
+    assert index.match(digests("a", "b", "c"), [16, 32, 48], 0b1) == [Match(32, 0b1)]
+
+
+def test_a_deep_block_whose_prefix_is_gone_earns_nothing() -> None:
+    index = new_index()
+    index.record(digests("b", "c"), Slot(0))
+    index.record(digests("a"), Slot(1))
+    assert depths_of(index, digests("a", "b", "c"), 0b11) == {0: 0, 1: 1}
+
+
+def test_only_the_slots_asked_for_are_credited() -> None:
+    index = new_index()
+    index.record(digests("a"), Slot(0))
+    index.record(digests("a"), Slot(1))
+    assert index.match(digests("a"), [1], 0b10) == [Match(1, 0b10)]
+
+
+def test_long_and_short_prompts_meet_at_the_same_points() -> None:
+    tokens = b"".join(random.Random(1).randbytes(4) for _ in range(16 * 100))
+    whole = block_hashes(tokens, 16)
+    index = new_index()
+    index.record([whole[d - 1] for d in routing_points(100)], Slot(0))
+    shared = [whole[d - 1] for d in routing_points(40)]
+    # 40 is a point of the short prompt alone; the deepest common one before it is 32.
+    assert index.match(shared, routing_points(40), 0b1) == [Match(32, 0b1)]
+    index.record(shared, Slot(0))
+    assert index.match(shared, routing_points(40), 0b1) == [Match(40, 0b1)]
+
+
+def test_what_nobody_repeats_expires_within_the_ttl() -> None:
+    index = new_index()
+    index.record(digests("a"), Slot(0))
+    index.advance(TTL / 2)
+    assert depths_of(index, digests("a"), 0b1) == {0: 1}
+    index.advance(TTL)
+    assert depths_of(index, digests("a"), 0b1) == {0: 0}
+    assert index.num_entries == 0
+
+
+def test_an_entry_lives_for_at_least_half_the_ttl_whenever_it_is_written() -> None:
+    for written in (0.0, 10.0, 49.0, 51.0, 99.0):
+        index = new_index()
+        index.advance(written)
+        index.record(digests("a"), Slot(0))
+        index.advance(written + TTL / 2)
+        assert depths_of(index, digests("a"), 0b1) == {0: 1}
+        index.advance(written + TTL)
+        assert depths_of(index, digests("a"), 0b1) == {0: 0}
+
+
+def test_use_refreshes_an_entry() -> None:
+    index = new_index()
+    for step in range(20):
+        index.advance(step * 40.0)
+        index.record(digests("a"), Slot(0))
+    assert depths_of(index, digests("a"), 0b1) == {0: 1}
+
+
+def test_a_ranks_own_credit_expires_when_only_other_ranks_refresh_the_entry() -> None:
+    index = new_index()
+    index.record(digests("a"), Slot(0))
+    for now in (30.0, 60.0, 90.0, 120.0):
+        index.advance(now)
+        index.record(digests("a"), Slot(1))
+    assert depths_of(index, digests("a"), 0b11) == {0: 0, 1: 1}
+
+
+def test_a_long_pause_of_the_clock_expires_everything_at_once() -> None:
+    index = new_index(ttl_s=0.001)
+    index.record(digests("a"), Slot(0))
+    index.advance(1e6)
+    assert index.num_entries == 0
+
+
+def test_size_is_capped_and_the_newest_are_kept() -> None:
+    index = new_index(max_entries=100)
+    for number in range(10_000):
+        index.record(digests(f"p{number}"), Slot(0))
+        assert index.num_entries <= 100
+    assert depths_of(index, digests("p9999"), 0b1) == {0: 1}
+    assert depths_of(index, digests("p0"), 0b1) == {0: 0}
+
+
+def test_dropped_generations_are_taken_apart_as_fast_as_entries_are_written() -> None:
+    """Memory is bounded although nothing is freed at once."""
+    index = new_index(max_entries=1000)
+    for number in range(20_000):
+        index.record(digests(f"p{number}"), Slot(0))
+        assert sum(map(len, index._dropped)) <= 1000
+    index.clear()
+    index.advance(0.0)
+    assert not index._dropped
+
+
+def test_after_clear_no_rank_holds_anything() -> None:
+    index = new_index()
+    index.record(digests("a"), Slot(0))
+    index.clear()
+    assert depths_of(index, digests("a"), 0b1) == {0: 0}
+
+
+def test_a_slot_is_not_used_again_while_an_entry_may_hold_its_bit() -> None:
+    index = new_index()
+    slot = index.open_slot()
+    index.record(digests("a"), slot)
+    index.close_slot(slot)
+    seen = set()
+    for now in range(0, 300, 10):
+        index.advance(float(now))
+        fresh = index.open_slot()
+        assert fresh != slot or now >= TTL / 2
+        assert depths_of(index, digests("a"), 1 << fresh) == {fresh: 0}
+        seen.add(fresh)
+        index.close_slot(fresh)
+    assert slot in seen, "a slot comes back when its bits are gone"
+    assert len(seen) < 30, "slots are used again, masks stay narrow"
+
+
+def test_sessions_that_come_and_go_for_ever_do_not_widen_the_masks() -> None:
+    index = new_index()
+    for _ in range(3 * MAX_SLOTS):
+        slot = index.open_slot()
+        assert slot < MAX_SLOTS
+        assert depths_of(index, digests("a"), 1 << slot)[slot] == 0
+        index.record(digests("a"), slot)
+        index.close_slot(slot)
+
+
+def test_joined_digests_are_split_in_order() -> None:
+    assert split_digests(b"") == ()
+    assert split_digests(b"".join(digests("a", "b", "c"))) == tuple(digests("a", "b", "c"))
+
+
+def test_the_index_agrees_with_a_plain_model_of_it() -> None:
+    """Random prompts of a small alphabet, ranks that come and go, time that passes."""
+    random_ = random.Random(11)
+    index = new_index(ttl_s=40.0, max_entries=10**6)
+    live = [index.open_slot() for _ in range(4)]
+    touched: dict[tuple[bytes, Slot], int] = {}  # generation of the last touch
+    for step in range(4000):
+        now = step / 10
+        index.advance(now)
+        generation = int(now // 20.0)
+        chain = digests(*(f"{i}{random_.choice('xy')}" for i in range(random_.randint(1, 5))))
+        held = depths_of(index, chain, sum(1 << slot for slot in live))
+        for slot in live:
+            depth = 0
+            while depth < len(chain):
+                if touched.get((chain[depth], slot), -9) < generation - 1:
+                    break
+                depth += 1
+            assert held[slot] == depth
+        slot = random_.choice(live)
+        index.record(chain, slot)
+        touched.update({(digest, slot): generation for digest in chain})
+        if random_.random() < 0.02:
+            index.close_slot(slot)
+            live.remove(slot)
+            fresh = index.open_slot()
+            assert fresh not in live
+            touched = {key: value for key, value in touched.items() if key[1] != fresh}
+            live.append(fresh)
