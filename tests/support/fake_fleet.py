@@ -93,6 +93,7 @@ class FakeGeneration:
     cache_salt: str
     steps: Iterator[Step]
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
     ended: bool = False
 
     def __aiter__(self) -> FakeGeneration:
@@ -104,7 +105,7 @@ class FakeGeneration:
         await asyncio.sleep(0)
         for step in self.steps:
             if isinstance(step, asyncio.Event):
-                await step.wait()
+                await self._wait(step)
             elif isinstance(step, HomingError):
                 self.ended = True
                 raise step
@@ -112,6 +113,17 @@ class FakeGeneration:
                 self.ended = step.finish is not None
                 return step
         raise AssertionError("a script must end with a finish or an error")
+
+    async def _wait(self, event: asyncio.Event) -> None:
+        waits = [asyncio.create_task(each.wait()) for each in (event, self.closed)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if self.closed.is_set():
+            self.ended = True
+            raise Unavailable("the client was closed")
 
     def cancel(self) -> None:
         if not self.ended:
@@ -130,6 +142,7 @@ class FakeClient:
         max_context_tokens: int = 256,
         vocab_size: int = 300,
         max_inflight: int = 4096,
+        knows_model: bool = True,
     ) -> None:
         card = ModelCard(
             name="fake",
@@ -143,7 +156,8 @@ class FakeClient:
         self.fleet = FleetView(connected=True, live_ranks=1, ranks=[rank], card=card)
         self.script = script
         self.model_known = asyncio.Event()
-        self.model_known.set()
+        if knows_model:
+            self.model_known.set()
         self.submitted: list[FakeGeneration] = []
         self.snapshot: dict[str, Any] = {}
         self._max_inflight = max_inflight
@@ -181,4 +195,4 @@ class FakeClient:
 
     async def close(self) -> None:
         for generation in self.running:
-            generation.cancel()
+            generation.closed.set()

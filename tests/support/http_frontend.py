@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
-
 from homing.frontend.app import create_app
 from homing.frontend.server import listen, serve_http
 from homing.frontend.service import Service
-from tests.support.fake_fleet import FakeClient
+from tests.support.byte_model import CHAT_TEMPLATE, byte_level
+from tests.support.fake_fleet import FakeClient, Script
 
 
 @dataclass
@@ -25,7 +25,6 @@ class Frontend:
     host: str
     port: int
     http: httpx.AsyncClient
-    openai: openai.AsyncOpenAI
     fleet: FakeClient
     stop: asyncio.Event
     serving: asyncio.Task[None]
@@ -43,6 +42,13 @@ class Frontend:
         *events, done = [data for data in sse_data(response.text)]
         assert done == "[DONE]"
         return [strict_json(event) for event in events]
+
+    async def events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """The events of a stream, each as soon as it comes."""
+        async with self.http.stream("POST", path, json={**body, "stream": True}) as response:
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    yield strict_json(line.removeprefix("data: "))
 
     async def error(self, path: str, body: Any, status: int) -> dict[str, Any]:
         """The error object that a request is answered with."""
@@ -73,27 +79,50 @@ def strict_json(text: str) -> Any:
 
 @asynccontextmanager
 async def serving(
-    fleet: FakeClient, *, names: tuple[str, ...] = (), drain_s: float = 2.0, joined: bool = True
+    directory: Path,
+    script: Script,
+    *,
+    names: tuple[str, ...] = (),
+    drain_s: float = 2.0,
+    wait: bool = True,
+    chat_template: str | None = CHAT_TEMPLATE,
+    bos: bool = True,
+    **fleet_options: Any,
 ) -> AsyncIterator[Frontend]:
-    """Serve until the block ends. `joined`: only go on once the model is known."""
+    """Serve a byte-level tokenizer, written to `directory`, and a scripted model until the block
+    ends. `wait`: only go on once the frontend knows the model."""
+    byte_level(directory, chat_template=chat_template, bos=bos)
+    fleet = FakeClient(str(directory), script, **fleet_options)
     service = Service(fleet, names=names)  # type: ignore[arg-type]
     listener = listen("127.0.0.1", 0)
     host, port = listener.getsockname()
     joining = asyncio.create_task(service.join(1.0))
-    if joined:
+    if wait:
         await joining
     stop = asyncio.Event()
-    server = asyncio.create_task(serve_http(create_app(service), listener.detach(), stop, drain_s))
+    server = asyncio.create_task(
+        serve_http(
+            create_app(service),
+            listener.detach(),
+            stop=stop,
+            drain_s=drain_s,
+            end_requests=service.close,
+        )
+    )
     base = f"http://{host}:{port}"
     try:
-        async with (
-            httpx.AsyncClient(base_url=base, timeout=30) as http,
-            openai.AsyncOpenAI(base_url=f"{base}/v1", api_key="-", max_retries=0) as client,
-        ):
-            yield Frontend(host, port, http, client, fleet, stop, server)
+        # No certificates: reading those of the system takes longer than most tests.
+        async with httpx.AsyncClient(base_url=base, timeout=30, verify=False) as http:
+            yield Frontend(host, port, http, fleet, stop, server)
     finally:
         stop.set()
         await server
         joining.cancel()
         await asyncio.gather(joining, return_exceptions=True)
-        await service.close()
+
+
+async def until(holds: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Wait for a condition. Raises `TimeoutError` when it does not come about."""
+    async with asyncio.timeout(timeout_s):
+        while not holds():
+            await asyncio.sleep(0.005)

@@ -124,7 +124,6 @@ def test_a_template_that_hides_the_final_message_cannot_continue_it(with_templat
         with_template("x").render_chat([USER], continue_final_message=True)
 
 
-def test_names_of_python_arguments_are_ordinary_template_variables(tmp_path):
-    tokenizer = Tokenizer.from_dir(byte_level(tmp_path))
-    variables = {"self": 1, "messages": 2, "source": 3}
-    assert tokenizer.render_chat([USER], **variables) == tokenizer.render_chat([USER])
+def test_names_of_python_arguments_are_ordinary_template_variables(with_template):
+    tokenizer = with_template("{{ self_ }}{{ source }}{{ messages | length }}")
+    assert tokenizer.render_chat([USER], source="s", messages=2, self_=3) == "3s1"

@@ -44,12 +44,10 @@ async def _run(config: FrontendConfig) -> None:
     service = Service(client, tokenizer_dir=config.tokenizer, names=config.served_model_name)
     joining = asyncio.create_task(service.join(config.join_timeout_s))
     joining.add_done_callback(lambda task: _stop_if_failed(task, stop))
-    try:
-        await serve_http(create_app(service), fd, stop, config.drain_s)
-    finally:
-        joining.cancel()
-        await asyncio.gather(joining, return_exceptions=True)
-        await service.close()
+    app = create_app(service)
+    await serve_http(app, fd, stop=stop, drain_s=config.drain_s, end_requests=service.close)
+    joining.cancel()
+    await asyncio.gather(joining, return_exceptions=True)
     if not joining.cancelled() and (error := joining.exception()):
         raise ConfigError(str(error)) if isinstance(error, Unavailable) else error
 

@@ -62,7 +62,7 @@ class _Snapshot(Collector):
             "homing_request_success", "Finished requests", "finished_reason", snapshot["finished"]
         )
         yield _labelled("homing_requests_refused", "Refused", "reason", snapshot["refused"])
-        yield from _rank_gauges(snapshot["ranks"])
+        yield from _rank_metrics(snapshot["ranks"])
 
 
 def _counters(
@@ -79,7 +79,7 @@ def _labelled(name: str, text: str, label: str, values: dict[str, int]) -> Metri
     return metric
 
 
-def _rank_gauges(rows: list[dict[str, Any]]) -> Iterable[Metric]:
+def _rank_metrics(rows: list[dict[str, Any]]) -> Iterable[Metric]:
     for name, (key, text) in _RANK_GAUGES.items():
         metric = GaugeMetricFamily(f"homing_{name}", text, labels=["rank"])
         for row in rows:
@@ -93,3 +93,9 @@ def _rank_gauges(rows: list[dict[str, Any]]) -> Iterable[Metric]:
         up.add_metric([str(row["rank"])], int(row["live"]))
     yield usage
     yield up
+    dispatched = CounterMetricFamily(
+        "homing_requests_dispatched", "Submissions sent to the rank", labels=["rank"]
+    )
+    for row in rows:
+        dispatched.add_metric([str(row["rank"])], row["dispatched"])
+    yield dispatched

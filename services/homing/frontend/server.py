@@ -1,10 +1,11 @@
-"""Hypercorn, set up for long answers: one listening socket, HTTP/1.1 and HTTP/2, a bounded stop."""
+"""Hypercorn, set up for long answers: one listening socket, long-lived connections, a bounded stop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import socket
+from collections.abc import Awaitable, Callable
 
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
@@ -17,7 +18,8 @@ KEEP_ALIVE_S = 120.0
 """Idle connections live longer than in client pools (75 s at most), so that none is reset just as a
 client takes it up again."""
 BACKLOG = 1024
-_STOP_MARGIN_S = 1.0
+LAST_WORDS_S = 1.0
+"""For sending the errors that end requests at a stop."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -29,25 +31,35 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
 
 
-async def serve_http(app: Quart, fd: int, stop: asyncio.Event, drain_s: float) -> None:
+async def serve_http(
+    app: Quart,
+    fd: int,
+    *,
+    stop: asyncio.Event,
+    drain_s: float,
+    end_requests: Callable[[], Awaitable[None]],
+) -> None:
     """Serve on the listening socket `fd`, which it takes over, until `stop`.
 
-    Then accepts nothing new, gives running requests `drain_s` and cancels the rest.
+    Then accepts nothing new and gives running requests `drain_s`. `end_requests` makes those that
+    are left fail, so that their clients are told.
     """
     config = Config()
     config.bind = [f"fd://{fd}"]
     config.backlog = BACKLOG
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.keep_alive_max_requests = 1_000_000
-    config.graceful_timeout = drain_s
+    config.graceful_timeout = drain_s + LAST_WORDS_S
     config.errorlog = logging.getLogger("hypercorn.error")
     config.include_server_header = False
     serving = asyncio.create_task(serve(BodyLimit(app), config, shutdown_trigger=stop.wait))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
+    await asyncio.wait([serving], timeout=drain_s)
+    await end_requests()
     # From Python 3.12 on, Hypercorn waits for open connections before it looks at its own limit.
-    await asyncio.wait([serving], timeout=drain_s + _STOP_MARGIN_S)
+    await asyncio.wait([serving], timeout=2 * LAST_WORDS_S)
     serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
     if not serving.cancelled() and (error := serving.exception()):

@@ -7,6 +7,7 @@ from typing import Any
 from homing.errors import InvalidRequest
 from homing.frontend.openai.requests import ChatRequest, CompletionRequest, GenerationRequest
 from homing.params import SamplingParams
+from homing.params.sampling import MAX_TOP_LOGPROBS
 
 DEFAULT_COMPLETION_TOKENS = 16
 """What OpenAI generates when a completion names no limit."""
@@ -63,7 +64,9 @@ def _params(
     wants_prompt: bool,
 ) -> SamplingParams:
     """`num_top`: None when no log-probabilities are asked for."""
-    _check_choices(request)
+    _in_range("n", request.num_choices, 1, MAX_CHOICES)
+    _in_range(num_top_field, num_top or 0, 0, MAX_TOP_LOGPROBS)
+    _in_range("prompt_logprobs", request.prompt_logprobs or 0, 0, MAX_TOP_LOGPROBS)
     if request.stream and request.prompt_logprobs is not None:
         raise InvalidRequest("prompt_logprobs cannot be streamed", field="prompt_logprobs")
     values: dict[str, Any] = {
@@ -89,14 +92,12 @@ def _params(
     try:
         return SamplingParams(**given)
     except InvalidRequest as error:
-        by_prompt = (request.prompt_logprobs or 0) > (num_top or 0)
-        top_field = "prompt_logprobs" if by_prompt else num_top_field
-        raise _in_client_names(error, {**_CLIENT_NAMES, "top_n_logprobs": top_field}) from error
+        raise _in_client_names(error) from error
 
 
-def _check_choices(request: GenerationRequest) -> None:
-    if not 1 <= request.num_choices <= MAX_CHOICES:
-        raise InvalidRequest(f"n is {request.n}; it must be from 1 to {MAX_CHOICES}", field="n")
+def _in_range(field: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidRequest(f"{field} is {value}; it must be from {low} to {high}", field=field)
 
 
 def _truncation(request: GenerationRequest) -> dict[str, Any]:
@@ -114,8 +115,8 @@ def _stop_words(stop: str | list[str] | None) -> tuple[str, ...] | None:
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def _in_client_names(error: InvalidRequest, names: dict[str, str]) -> InvalidRequest:
+def _in_client_names(error: InvalidRequest) -> InvalidRequest:
     message = str(error)
-    for ours, theirs in names.items():
+    for ours, theirs in _CLIENT_NAMES.items():
         message = message.replace(ours, theirs)
-    return InvalidRequest(message, field=names.get(error.field or "", error.field))
+    return InvalidRequest(message, field=_CLIENT_NAMES.get(error.field or "", error.field))
