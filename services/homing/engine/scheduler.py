@@ -96,7 +96,7 @@ class Scheduler:
         for request in list(self.waiting):
             if len(self.running) == self._limits.max_batch_requests:
                 return
-            if self._waits_for_prefix(request):
+            if not request.is_ready or self._waits_for_prefix(request):
                 continue
             if not self._take_blocks(request):
                 refused.append(request)
@@ -229,7 +229,8 @@ class Scheduler:
 
 
 def share_budget(owed: Sequence[int], budget: int) -> list[int]:
-    """How many of the tokens that each prefill owes run in this step; `owed` is oldest first.
+    """How many of the tokens that each prefill owes run in this step; `owed` is oldest first,
+    and not empty.
 
     The oldest comes first. But while others owe less than half of what it does, it leaves them half
     of the budget, the shortest first: a short prompt does not wait for the end of a long one, and

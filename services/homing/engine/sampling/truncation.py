@@ -7,8 +7,8 @@ import numpy as np
 from homing.engine.sampling.ranking import Floats, Ids, at_least, largest
 from homing.params import SamplingParams
 
-FIRST_LOOK = 64
-"""Most nuclei (top-p) hold fewer tokens; only where they hold more are more of them ranked."""
+LOOKS = (64, 1024)
+"""Tokens ranked in search of a nucleus (top-p): most hold fewer than 64."""
 
 
 def is_truncated(params: SamplingParams) -> bool:
@@ -42,13 +42,14 @@ def _has_top_p(params: SamplingParams) -> bool:
 
 def _nucleus(probs: Floats, maxima: Floats, top_p: float) -> Ids:
     """The fewest tokens whose probability sums to `top_p`."""
-    ids = largest(probs, maxima, FIRST_LOOK)
-    size = _nucleus_size(probs[ids], top_p, 1.0)
-    if size > len(ids):
-        # All tokens below this floor together have less than 1 - top_p, so the nucleus is above it.
-        ids = at_least(probs, np.float32((1.0 - top_p) / len(probs)))
+    for count in LOOKS:
+        ids = largest(probs, maxima, count)
         size = _nucleus_size(probs[ids], top_p, 1.0)
-    return ids[:size]
+        if size <= len(ids):
+            return ids[:size]
+    # All tokens below this floor together have less than 1 - top_p, so the nucleus is above it.
+    ids = at_least(probs, np.float32((1.0 - top_p) / len(probs)))
+    return ids[: _nucleus_size(probs[ids], top_p, 1.0)]
 
 
 def _nucleus_size(ranked: Floats, top_p: float, total: float) -> int:
