@@ -48,7 +48,10 @@ def serve(config: EngineConfig) -> None:
         engine, card, uid=uid, rank=config.rank, join_timeout_s=config.join_timeout_s
     )
     dealer = Dealer(config.coordinator, peer_identity(Role.ENGINE.value, uid))
-    Worker(engine, session, dealer).run()
+    try:
+        Worker(engine, session, dealer).run()
+    finally:
+        engine.close()
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +23,16 @@ from homing.engine.runner import Runner
 from homing.engine.sampling import Sampled
 from homing.engine.scheduler import Scheduler, SchedulerLimits
 from homing.engine.stop_words import StopWords
+from homing.engine.structured.compiler import GrammarCompiler
+from homing.engine.structured.grammar import CompiledGrammar
 from homing.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from homing.params import SamplingParams
+from homing.params.structured import invalid
 from homing.prefix import prefix_salt
 from homing.tokenizer import Tokenizer
 from homing.wire import Finish, FinishReason
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +76,17 @@ class Engine:
     """
 
     def __init__(
-        self, model: Model, cache: KVCache, tokenizer: Tokenizer | None, limits: EngineLimits
+        self,
+        model: Model,
+        cache: KVCache,
+        tokenizer: Tokenizer | None,
+        limits: EngineLimits,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
-        """tokenizer: needed for stop words only."""
+        """tokenizer: needed for stop words only; grammars: for structured output only."""
         self.limits = limits
+        self.wake: Callable[[], None] = lambda: None
+        """Called on another thread when there is work again without a call from here."""
         self.epoch = 0
         self.counters = EngineCounters()
         self.block_pool = BlockPool(limits.num_blocks)
@@ -83,6 +98,8 @@ class Engine:
         self._shape = model.shape
         self._runner = Runner(model, cache, limits.block_size)
         self._tokenizer = tokenizer
+        self._grammars = grammars
+        self._compiling: dict[RequestKey, Future[CompiledGrammar]] = {}
         self._requests: dict[RequestKey, Request] = {}
         self._outputs: list[RequestOutput] = []  # those that the next step returns besides its own
 
@@ -122,6 +139,10 @@ class Engine:
         self.counters.requests_started += 1
         self.counters.prompt_tokens += len(prompt)
         self.scheduler.add(request)
+        if sampling.structured_output is not None:
+            assert self._grammars is not None
+            future = self._compiling[key] = self._grammars.compile(sampling.structured_output)
+            future.add_done_callback(lambda _: self.wake())
         if finish := _finished_before_start(request):
             self._finish(request, [], finish)
 
@@ -136,6 +157,11 @@ class Engine:
         for key in list(self._requests):
             self.abort(key)
 
+    def close(self) -> None:
+        """Stop the thread and the process that compile grammars, if there are any."""
+        if self._grammars:
+            self._grammars.close()
+
     @property
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
@@ -143,7 +169,10 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """A step would bring something."""
-        return bool(self._outputs) or (bool(self._requests) and not self.scheduler.paused)
+        if self._outputs or self.scheduler.paused:
+            return bool(self._outputs)
+        some_ready = len(self._requests) > len(self._compiling)
+        return some_ready or any(future.done() for future in self._compiling.values())
 
     # Control
 
@@ -163,6 +192,7 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Run one step. Returns what it brought, and the ends that came about since the last
         one."""
+        self._take_grammars()
         plan = self.scheduler.schedule()
         if plan.chunks:
             start = time.perf_counter()
@@ -171,6 +201,19 @@ class Engine:
             self._count(num_prefill_tokens, time.perf_counter() - start)
         outputs, self._outputs = self._outputs, []
         return outputs
+
+    def _take_grammars(self) -> None:
+        """Make requests ready whose grammar is compiled, and answer those that cannot have one."""
+        done = [(key, future) for key, future in self._compiling.items() if future.done()]
+        for key, future in done:
+            request = self._requests[key]
+            if error := future.exception():
+                self._finish(request, [], _grammar_failure(error))
+                continue
+            del self._compiling[key]
+            request.grammar = future.result().start(request.generated.tolist())
+            if finish := _finish_of_grammar(request):
+                self._finish(request, [], finish)
 
     def _update(self, plan: StepPlan, sampled: Sampled) -> None:
         row = 0
@@ -203,6 +246,7 @@ class Engine:
     ) -> None:
         self.scheduler.finish(request)
         del self._requests[request.key]
+        self._compiling.pop(request.key, None)
         self.counters.requests_finished += 1
         self._put_out(request, token_ids, log_probs, finish)
 
@@ -262,6 +306,8 @@ class Engine:
             raise InvalidRequest(
                 "stop words need a tokenizer, and there is none", field="stop_words"
             )
+        if sampling.structured_output is not None and self._grammars is None:
+            raise invalid("it needs a tokenizer, and there is none")
 
     def _request(
         self,
@@ -311,6 +357,10 @@ def _finished_before_start(request: Request) -> Finish | None:
 def _finish_after(request: Request, token: int) -> Finish | None:
     """Whether its newest token ends a request, and how. An end of sequence at the limit is a
     stop."""
+    if request.grammar:
+        request.grammar.accept(token)
+        if finish := _finish_of_grammar(request):
+            return finish
     if token in request.stop_token_ids:
         return Finish(FinishReason.STOP, stop=token)
     if request.stop_words and (word := request.stop_words.push([token])):
@@ -318,3 +368,20 @@ def _finish_after(request: Request, token: int) -> Finish | None:
     if request.num_tokens == request.max_tokens:
         return Finish(FinishReason.LENGTH)
     return None
+
+
+def _finish_of_grammar(request: Request) -> Finish | None:
+    """Whether its grammar ends a request: nothing can follow, or no token could be chosen."""
+    assert request.grammar is not None
+    if request.grammar.error:
+        return _grammar_failure(invalid(request.grammar.error))
+    if request.grammar.finished:
+        return Finish(FinishReason.STOP, stop=int(request.tokens[-1]))
+    return None
+
+
+def _grammar_failure(error: BaseException) -> Finish:
+    if isinstance(error, InvalidRequest):
+        return Finish(FinishReason.ERROR, detail=str(error), field=error.field or "")
+    log.error("a grammar could not be compiled", exc_info=error)
+    return Finish(FinishReason.ERROR, detail="the grammar could not be compiled")

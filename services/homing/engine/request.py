@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from homing.engine.log_probs import PromptScores
 from homing.engine.stop_words import StopWords
+from homing.engine.structured.grammar import GrammarState
 from homing.params import SamplingParams
 from homing.prefix import BlockHash, extend_hashes
 
@@ -106,6 +107,7 @@ class Request:
         self.num_computed = 0
         self.stop_token_ids = stop_token_ids
         self.stop_words = stop_words
+        self.grammar: GrammarState | None = None  # of its structured output, once that is compiled
         self.prompt_scores = PromptScores(self.num_prompt, sampling.top_n_logprobs)
         self.num_cached_at_start: int | None = None  # None until first admitted
         self.has_answered = False
@@ -155,6 +157,11 @@ class Request:
     def num_owed(self) -> int:
         """Tokens known, yet to be computed."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def is_ready(self) -> bool:
+        """It can be scheduled: the grammar that its answer must fit, if any, is compiled."""
+        return self.sampling.structured_output is None or self.grammar is not None
 
     @property
     def bars_stop_ids(self) -> bool:

@@ -10,6 +10,7 @@ from homing.engine.config import EngineConfig
 from homing.engine.engine import Engine
 from homing.engine.kv_cache import KVCache
 from homing.engine.limits import engine_limits
+from homing.engine.structured.compiler import GrammarCompiler
 from homing.engine.weights import default_cache_dir, load_model, resolve_model
 from homing.tokenizer import Tokenizer
 from homing.wire import ModelCard
@@ -48,4 +49,5 @@ def load_engine(config: EngineConfig) -> tuple[Engine, ModelCard]:
         block_size=limits.block_size,
         dtype=str(shape.dtype).removeprefix("torch."),
     )
-    return Engine(model, cache, tokenizer, limits), card
+    grammars = GrammarCompiler(files.directory, shape.vocab_size, shape.eos_token_ids)
+    return Engine(model, cache, tokenizer, limits, grammars), card

@@ -24,6 +24,7 @@ LINGER_S = 1.0
 class Worker:
     def __init__(self, engine: Engine, session: EngineSession, dealer: Dealer) -> None:
         self._engine = engine
+        self._engine.wake = dealer.wake
         self._session = session
         self._dealer = dealer
 

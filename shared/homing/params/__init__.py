@@ -4,5 +4,6 @@ Knows nothing of sockets, tokenizers or tensors.
 """
 
 from homing.params.sampling import SamplingParams
+from homing.params.structured import Choice, Grammar, JsonSchema, Regex, StructuredOutput
 
-__all__ = ["SamplingParams"]
+__all__ = ["Choice", "Grammar", "JsonSchema", "Regex", "SamplingParams", "StructuredOutput"]

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from homing.errors import InvalidRequest
+from homing.params.structured import StructuredOutput
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_WORDS = 16
@@ -66,6 +67,9 @@ class SamplingParams(
     """With `return_log_probs`: leave the prompt's out. Asking for them gives up the prefix hit."""
     top_n_logprobs: int = 0
     """With `return_log_probs`: also the n most probable tokens at each position."""
+    structured_output: StructuredOutput | None = None
+    """The shape that the answer must have; None: any. It ends when nothing can follow, too. Where
+    `logit_bias` and `min_tokens` leave no token that fits, they give way."""
 
     def __post_init__(self) -> None:
         _in_range("temperature", self.temperature, 0.0, math.inf)

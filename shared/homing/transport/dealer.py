@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from socket import socketpair
 
 import zmq
 from typing_extensions import Buffer
@@ -18,11 +20,24 @@ class Dealer:
         self._socket = frames_.new_socket(zmq.DEALER, send_queue=0, receive_queue=0)
         self._socket.setsockopt(zmq.IDENTITY, identity)
         self._socket.connect(address)
+        self._wakened, self._waker = socketpair()
+        self._waker.setblocking(False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._wakened, zmq.POLLIN)
 
     def receive(self, timeout_s: float) -> Iterator[list[Buffer]]:
-        """Wait up to `timeout_s` (0: not at all) for a message, then yield a burst."""
-        if not timeout_s or self._socket.poll(round(timeout_s * 1000), zmq.POLLIN):
-            yield from frames_.drain(self._socket)
+        """Wait up to `timeout_s` (0: not at all) for a message or `wake`, then yield a burst."""
+        if timeout_s:
+            ready = dict(self._poller.poll(round(timeout_s * 1000)))
+            if self._wakened.fileno() in ready:
+                self._wakened.recv(4096)
+        yield from frames_.drain(self._socket)
+
+    def wake(self) -> None:
+        """End a `receive` that waits. The one method for other threads."""
+        with suppress(OSError):  # full, so it will wake; or closed
+            self._waker.send(b"\0")
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Queue a message; never blocks, also while the coordinator is away."""
@@ -31,3 +46,5 @@ class Dealer:
     def close(self, *, linger_s: float = 0.0) -> None:
         """Close, waiting up to `linger_s` in the background for what is unsent."""
         self._socket.close(linger=round(linger_s * 1000))
+        self._wakened.close()
+        self._waker.close()
