@@ -17,7 +17,7 @@ from homing.launch.family import Command
 DRAIN_S = 3.0
 # Seconds from SIGTERM to SIGKILL. Together less than the 10 s in which no process may be left.
 FRONTEND_STOP_S = DRAIN_S + 2.0
-ENGINE_STOP_S = 2.0
+ENGINE_STOP_S = 3.0
 COORDINATOR_STOP_S = 1.0
 
 
