@@ -88,8 +88,8 @@ class Router:
         else:
             matches = self.index.match(digests, routing_points(num_blocks), loads.available)
         if self.backlog:
-            prices = self.backlog.prices
-            slot = work(matches, num_prompt_tokens, block_size, prices, loads, now)
+            step, prices = self.backlog.model.times, self.backlog.prices
+            slot = work(matches, num_prompt_tokens, block_size, step, prices, loads, now)
         else:
             slot = self._policy(matches, num_blocks, loads, self._alpha)
         matched = next(match.num_blocks for match in matches if match.slots >> slot & 1)
@@ -99,7 +99,7 @@ class Router:
         loads.charge(slot, load)
         self.index.record(digests, slot)
         if self.backlog:
-            self.backlog.sent(slot, num_prompt_tokens, num_prompt_tokens - cached, now)
+            self.backlog.sent(slot, num_prompt_tokens, cached, now)
         return Decision(slot, num_prompt_tokens, cached, load)
 
     def end(self, decision: Decision, generated_tokens: int | None) -> None:

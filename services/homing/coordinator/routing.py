@@ -97,7 +97,8 @@ class Price(NamedTuple):
 
     clear_at: float
     """When the prompt tokens that the rank owes will have been computed."""
-    per_uncached_token: float
+    per_prefill_s: float
+    """For each second that an average rank would compute the request's prompt."""
     per_prompt_token: float
     fixed: float
 
@@ -109,7 +110,12 @@ DECODING = 0.3
 
 
 def price(
-    clear_at: float, num_running: int, context_tokens: float, answer_tokens: float, step: StepTimes
+    clear_at: float,
+    num_running: int,
+    context_tokens: float,
+    answer_tokens: float,
+    step: StepTimes,
+    factor: float,
 ) -> Price:
     """The price of a rank that has `num_running` requests with `context_tokens` in all.
 
@@ -119,10 +125,10 @@ def price(
         base + row * (running + 1) + kv * (context + prompt)         its own step
         running * (row + kv * prompt)                                what it adds to the others'
     """
-    decoding = DECODING * answer_tokens
+    decoding = factor * DECODING * answer_tokens
     return Price(
         clear_at,
-        per_uncached_token=step.prefill * (1.0 + HARM * num_running),
+        per_prefill_s=factor * (1.0 + HARM * num_running),
         per_prompt_token=decoding * step.kv * (1 + num_running),
         fixed=decoding * (step.base + step.row * (1 + 2 * num_running) + step.kv * context_tokens),
     )
@@ -132,24 +138,26 @@ def work(
     matches: Sequence[Match],
     num_prompt_tokens: int,
     block_size: int,
+    step: StepTimes,
     prices: Mapping[Slot, Price],
     loads: RankLoads,
     now: float,
 ) -> Slot:
     """Least expected time to finish the request, and harm to those that run:
 
-        wait + uncached * prefill * (1 + HARM * running) + DECODING * answer * (own + others' step)
+        wait + prefill * (1 + HARM * running) + DECODING * answer * (own + others' step)
 
-    Ties to the least loaded, then to the least recently chosen. Sources: the wait and the uncached
-    tokens are what Mooncake (FAST'25, algorithm 1) and LMetric (arXiv 2603.15202) minimise; the
-    harm term is LMetric's product, uncached * running, in seconds.
+    Ties to the least loaded, then to the least recently chosen. Sources: wait and prefill are what
+    Mooncake (FAST'25, algorithm 1) minimises; the harm term is the product of LMetric (arXiv
+    2603.15202), uncached tokens * running requests, in seconds.
     """
     best, cheapest = 0, float("inf")
     for match in matches:
-        uncached = max(1, num_prompt_tokens - match.num_blocks * block_size)
+        num_cached = min(match.num_blocks * block_size, num_prompt_tokens - 1)
+        prefill_s = step.prefill_s(num_cached, num_prompt_tokens)
         for slot in slots_of(match.slots):
-            clear_at, per_uncached, per_prompt, cost = prices[slot]
-            cost += per_uncached * uncached + per_prompt * num_prompt_tokens
+            clear_at, per_prefill_s, per_prompt_token, cost = prices[slot]
+            cost += per_prefill_s * prefill_s + per_prompt_token * num_prompt_tokens
             if clear_at > now:
                 cost += clear_at - now
             if cost < cheapest:

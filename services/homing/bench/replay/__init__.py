@@ -1,0 +1,1 @@
+"""Replays request traces against simulated ranks: see `homing.bench.route`."""

@@ -1,0 +1,185 @@
+"""Replays a workload through the coordinator's own Router against simulated ranks.
+
+A discrete-event simulation on one clock: sessions start, ranks end steps, engines report. All of
+it is deterministic but for `decision_us`, which is measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+
+from homing.bench.replay.ranks import Job, SimulatedRank, StepCost
+from homing.bench.replay.workload import Workload, routing_digests
+from homing.coordinator.loads import Slot
+from homing.coordinator.router import LoadUnit, Router
+from homing.coordinator.routing import POLICY_NAMES
+from homing.errors import ConfigError
+
+TOKENS_SUFFIX = "/tokens"
+
+BLOCK_TOKENS = 16
+"""The router's blocks: the engines' default."""
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    policy: str
+    load_unit: LoadUnit
+    num_ranks: int
+    alpha: float = 0.5
+    prefix_ttl_s: float = 300.0
+    max_index_entries: int = 1_000_000
+    max_requests: int = 1_000_000
+    """A rank may have in flight. The replay refuses nothing, so that policies do equal work."""
+    report_s: float = 0.5
+    """How often engines report."""
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """One line of the table. Times in seconds of the replay."""
+
+    policy: str
+    ranks: int
+    requests: int
+    hit_rate: float
+    """Of all prompt tokens, those that ranks found cached."""
+    predicted_hit_rate: float
+    """Of all prompt tokens, those that the index said the chosen rank held."""
+    ttft_mean_s: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    latency_mean_s: float
+    makespan_s: float
+    busy: float
+    """Share of the makespan that ranks were in a step, mean over ranks."""
+    imbalance: float
+    """The busiest rank's seconds in steps over the mean rank's."""
+    decision_us: float
+    """Mean wall time of a decision: look-up, choice and entry into the index. Measured."""
+    index_entries: int
+    """The most there were."""
+
+
+def parse_policy(label: str) -> tuple[str, LoadUnit]:
+    """`prefix_affinity/tokens` -> the policy and the unit of its load."""
+    name, unit = label.removesuffix(TOKENS_SUFFIX), LoadUnit.REQUESTS
+    if label.endswith(TOKENS_SUFFIX):
+        unit = LoadUnit.TOKENS
+    if name not in POLICY_NAMES:
+        raise ConfigError(f"policy is {name!r}; there are {', '.join(POLICY_NAMES)}")
+    return name, unit
+
+
+def policy_label(name: str, unit: LoadUnit) -> str:
+    return name + TOKENS_SUFFIX if unit is LoadUnit.TOKENS else name
+
+
+class Replay:
+    def __init__(self, workload: Workload, config: ReplayConfig, cost: StepCost) -> None:
+        self._workload = workload
+        self._config = config
+        self._router = Router(
+            policy=config.policy,
+            alpha=config.alpha,
+            load_unit=config.load_unit,
+            # The trace's time is compressed, and so is what depends on it.
+            prefix_ttl_s=config.prefix_ttl_s / workload.time_scale,
+            max_index_entries=config.max_index_entries,
+            max_requests=config.max_requests,
+            now=0.0,
+        )
+        self._rank_of_slot: dict[Slot, SimulatedRank] = {}
+        for _ in range(config.num_ranks):
+            slot = self._router.index.open_slot()
+            self._router.open(slot)
+            self._rank_of_slot[slot] = SimulatedRank(
+                workload.kv_tokens, workload.block_tokens, cost
+            )
+        self._events: list[tuple[float, int, Slot | tuple[int, int] | None]] = []
+        self._order = count()
+        self._jobs: list[Job] = []
+        self._decision_s = 0.0
+        self._max_entries = 0
+        self._unfinished = workload.num_requests
+
+    def run(self) -> ReplayResult:
+        for number, session in enumerate(self._workload.sessions):
+            self._at(session.start_s, (number, 0))
+        if self._router.backlog:
+            self._at(self._config.report_s, None)
+        while self._unfinished:
+            now, _, event = heappop(self._events)
+            if event is None:
+                self._report(now)
+            elif isinstance(event, tuple):
+                self._send(*event, now)
+            else:
+                self._end_step(event, now)
+        return self._result()
+
+    def _at(self, when: float, event: Slot | tuple[int, int] | None) -> None:
+        heappush(self._events, (when, next(self._order), event))
+
+    def _send(self, session: int, number: int, now: float) -> None:
+        workload, router = self._workload, self._router
+        turn = workload.sessions[session].turns[number]
+        own_id = session << 16 | number
+        digests = None
+        if router.reads_prefixes:
+            digests = routing_digests(turn, workload.block_tokens, BLOCK_TOKENS, own_id)
+        started = time.thread_time()
+        router.index.advance(now)
+        decision = router.route(digests, turn.num_prompt_tokens, BLOCK_TOKENS, now)
+        self._decision_s += time.thread_time() - started
+        self._max_entries = max(self._max_entries, router.index.num_entries)
+        job = Job(turn, (session, number), decision, arrived=now)
+        rank = self._rank_of_slot[decision.slot]
+        self._at(rank.submit(job, now), decision.slot)
+
+    def _end_step(self, slot: Slot, now: float) -> None:
+        rank = self._rank_of_slot[slot]
+        if rank.step is None or rank.step.ends != now:
+            return  # that run of steps was cut
+        for job in rank.end_step():
+            self._router.end(job.decision, job.turn.num_output_tokens)
+            self._jobs.append(job)
+            self._unfinished -= 1
+            session, number = job.place
+            if number + 1 < len(self._workload.sessions[session].turns):
+                self._at(now + job.turn.think_s, (session, number + 1))
+        if rank.step is not None:
+            self._at(rank.step.ends, slot)
+
+    def _report(self, now: float) -> None:
+        for slot, rank in self._rank_of_slot.items():
+            self._router.reported(slot, rank.report(), now)
+        self._at(now + self._config.report_s, None)
+
+    def _result(self) -> ReplayResult:
+        jobs, ranks = self._jobs, self._rank_of_slot.values()
+        ttft = sorted(job.first_token - job.arrived for job in jobs)
+        makespan = max(job.finished for job in jobs) - min(job.arrived for job in jobs)
+        busy = [rank.busy_s for rank in ranks]
+        prompt_tokens = sum(job.turn.num_prompt_tokens for job in jobs)
+        return ReplayResult(
+            policy=policy_label(self._config.policy, self._config.load_unit),
+            ranks=self._config.num_ranks,
+            requests=len(jobs),
+            hit_rate=sum(job.num_cached for job in jobs) / prompt_tokens,
+            predicted_hit_rate=sum(job.decision.predicted_cached_tokens for job in jobs)
+            / prompt_tokens,
+            ttft_mean_s=statistics.fmean(ttft),
+            ttft_p50_s=ttft[len(ttft) // 2],
+            ttft_p99_s=ttft[len(ttft) * 99 // 100],
+            latency_mean_s=statistics.fmean(job.finished - job.arrived for job in jobs),
+            makespan_s=makespan,
+            busy=statistics.fmean(busy) / makespan,
+            imbalance=max(busy) / statistics.fmean(busy),
+            decision_us=1e6 * self._decision_s / len(jobs),
+            index_entries=self._max_entries,
+        )

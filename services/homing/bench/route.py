@@ -1,0 +1,138 @@
+"""`homing bench route`: replays request traces through the coordinator's routing.
+
+The coordinator's own index, loads and policies choose; simulated ranks keep time. The table goes
+to stderr, one JSON object to stdout.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tyro
+
+from homing.bench.replay.generated import GENERATED
+from homing.bench.replay.ranks import StepCost
+from homing.bench.replay.simulation import Replay, ReplayConfig, ReplayResult, parse_policy
+from homing.bench.replay.traces import BUNDLED, load_bundled, load_trace
+from homing.bench.replay.workload import Workload
+from homing.errors import ConfigError
+
+COPY_RANKS = 16
+"""A trace stands for the traffic of so many ranks: larger fleets replay disjoint copies of it."""
+SECONDS_OF_BURST = 3.0
+"""Arrival times of the Mooncake traces are rounded to these; copies are spread over them."""
+
+SPEEDUP = {"conversation": 4.0, "synthetic": 4.0}
+"""How much faster than recorded a trace is sent to 16 ranks, for a load near what they can bear
+with their caches used well. Unknown traces: 1."""
+
+
+@dataclass(frozen=True)
+class RouteBenchConfig:
+    """Replay request traces through the coordinator's routing; print one JSON object."""
+
+    trace: tuple[str, ...] = ("conversation",)
+    """Files, or names: conversation, synthetic, chat-sessions, rl-groups (recorded);
+    shared-prefix, multi-turn, rollout, documents (generated)."""
+    policies: str = "round_robin,load_balanced,prefix_affinity,prefix_affinity/tokens,work"
+    """Routing policies, comma-separated; /tokens counts load in outstanding tokens."""
+    ranks: str = "16"
+    """Fleet sizes, comma-separated."""
+    load: float = 1.0
+    """Speed of arrivals relative to the trace's own default. Open-loop traces only."""
+    limit: int | None = None
+    """Replay only so many sessions of a trace; a request of an open-loop trace is a session."""
+    alpha: float = 0.5
+    """Of prefix_affinity."""
+    prefix_ttl_s: float = 300.0
+    """Seconds of the trace until an unrepeated prefix is forgotten."""
+    seed: int = 7
+    """Of the generated traces."""
+
+    def __post_init__(self) -> None:
+        if self.load <= 0:
+            raise ConfigError(f"--load is {self.load}; it must be more than 0")
+        if min(self.fleet_sizes, default=0) < 1:
+            raise ConfigError("--ranks start at 1")
+        for policy in self.policies.split(","):
+            parse_policy(policy)
+
+    @property
+    def fleet_sizes(self) -> list[int]:
+        return [int(number) for number in self.ranks.split(",")]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    config = tyro.cli(RouteBenchConfig, prog="homing bench route", args=argv)
+    json.dump(run(config), sys.stdout, indent=2)
+    print()
+    return 0
+
+
+def run(config: RouteBenchConfig) -> dict[str, object]:
+    """All combinations, one after another. Raises ConfigError for a trace that is none."""
+    results: list[dict[str, object]] = []
+    for trace in config.trace:
+        for num_ranks in config.fleet_sizes:
+            workload = load_workload(config, trace, num_ranks)
+            _print_header(workload, num_ranks)
+            for policy in config.policies.split(","):
+                result = replay(config, workload, policy, num_ranks)
+                _print_row(result)
+                results.append({"trace": trace} | asdict(result))
+    return {"bench": "route", **asdict(config), "results": results}
+
+
+def load_workload(config: RouteBenchConfig, trace: str, num_ranks: int) -> Workload:
+    """A trace at the speed and in the number of copies that suit the fleet."""
+    if trace in GENERATED:
+        workload = GENERATED[trace](num_ranks, config.seed)
+        return workload.first(config.limit).compressed(config.load)
+    recorded = load_bundled(trace) if trace in BUNDLED else load_trace(Path(trace), trace)
+    copies = max(1, num_ranks // COPY_RANKS)
+    speedup = SPEEDUP.get(trace, 1.0) * config.load * num_ranks / (COPY_RANKS * copies)
+    workload = recorded.first(config.limit).compressed(speedup)
+    return workload.copied(copies, SECONDS_OF_BURST / speedup / copies)
+
+
+def replay(
+    config: RouteBenchConfig, workload: Workload, policy: str, num_ranks: int
+) -> ReplayResult:
+    name, unit = parse_policy(policy)
+    gc.collect()
+    gc.disable()  # a collection's pause would be counted as some decision's
+    try:
+        replay_config = ReplayConfig(
+            policy=name,
+            load_unit=unit,
+            num_ranks=num_ranks,
+            alpha=config.alpha,
+            prefix_ttl_s=config.prefix_ttl_s,
+        )
+        return Replay(workload, replay_config, StepCost()).run()
+    finally:
+        gc.enable()
+
+
+def _print_header(workload: Workload, num_ranks: int) -> None:
+    print(
+        f"\n{workload.name}: {workload.num_requests:,} requests, {num_ranks} ranks\n"
+        f"{'policy':24}{'hit %':>7}{'TTFT mean':>11}{'p50':>9}{'p99':>9}{'latency':>9}"
+        f"{'makespan':>10}{'busy %':>8}{'imbal.':>8}{'dec. us':>9}{'entries':>10}",
+        file=sys.stderr,
+    )
+
+
+def _print_row(r: ReplayResult) -> None:
+    print(
+        f"{r.policy:24}{100 * r.hit_rate:7.1f}{r.ttft_mean_s:11.3f}{r.ttft_p50_s:9.3f}"
+        f"{r.ttft_p99_s:9.2f}{r.latency_mean_s:9.2f}{r.makespan_s:10.1f}{100 * r.busy:8.1f}"
+        f"{r.imbalance:8.2f}{r.decision_us:9.1f}{r.index_entries:10,}",
+        file=sys.stderr,
+        flush=True,
+    )
