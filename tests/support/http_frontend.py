@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
 from homing.frontend.app import create_app
 from homing.frontend.server import listen, serve_http
 from homing.frontend.service import Service

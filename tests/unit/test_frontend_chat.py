@@ -61,7 +61,7 @@ async def test_a_stream_of_one_token_says_that_the_limit_ended_it(tmp_path):
 
 
 async def test_an_end_without_text_is_a_chunk_of_its_own(tmp_path):
-    script = says(byte_ids("y") + [2], finish=Finish(FinishReason.STOP, stop=2))
+    script = says([*byte_ids("y"), 2], finish=Finish(FinishReason.STOP, stop=2))
     async with serving(tmp_path, script) as frontend:
         events = await frontend.stream(URL, {"messages": HI})
     assert events[-1]["choices"][0]["delta"] == {}

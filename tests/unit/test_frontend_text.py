@@ -79,6 +79,13 @@ def test_what_is_held_when_the_limit_is_reached_is_shown(tokenizer):
     assert (whole.text, whole.finish_reason) == ("aEN", "length")
 
 
+def test_tokens_that_a_stop_word_swallowed_lie_at_the_end_of_the_text(tokenizer):
+    params = SamplingParams(stop_words=("END",), return_log_probs=True)
+    finish = Finish(FinishReason.STOP, stop="END")
+    whole = join(filter(None, run(tokenizer, params, byte_ids("aEND"), finish=finish)))
+    assert [token.text_offset for token in whole.tokens] == [0, 1, 1, 1]
+
+
 def test_an_answer_of_no_tokens_ends_with_an_empty_piece(tokenizer):
     choice = ChoiceText(tokenizer, [], SamplingParams())
     piece = choice.push(Part(token_ids=[], finish=Finish(FinishReason.ABORT)))

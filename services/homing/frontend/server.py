@@ -1,4 +1,4 @@
-"""Hypercorn, set up for long answers: one listening socket, long-lived connections, a bounded stop."""
+"""Hypercorn, set up for long answers: long-lived connections and a bounded stop."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ Streamed and whole answers both come from here, which is why they are equal.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from homing.client import Part
 from homing.params import SamplingParams
@@ -20,7 +20,8 @@ class Token:
 
     token_id: int
     text_offset: int
-    """Characters of the choice's text that are complete before it."""
+    """Where it begins in the choice's text, in characters. A token that begins inside a character
+    has that character's offset, one that a stop word swallowed the offset of the end."""
     log_prob: float | None = None
     top: Sequence[tuple[int, float]] | None = None
     """The most probable tokens at its position, best first."""
@@ -70,12 +71,13 @@ class ChoiceText:
         self._params = params
         self._decoder = IncrementalDecoder(tokenizer, prompt_ids)
         self._matcher = StopMatcher(params.stop_words, include=params.detokenize_stop_sequence)
-        self._num_characters = len(echo or "")
+        self._num_decoded = len(echo or "")  # characters, held ones included
+        self._num_shown = 0  # characters in the pieces given out
         self._held = Piece(text=echo or "")
         self._started = False
 
     def push(self, part: Part) -> Piece | None:
-        """The next piece; None while there is no text to show: tokens wait for their text."""
+        """The next piece; None while there is no text to show."""
         if not self._started:
             self._started = True
             self._held.prompt_tokens = self._prompt_tokens(part)
@@ -84,7 +86,21 @@ class ChoiceText:
             self._finish(part.finish)
         elif not self._held.text:
             return None
+        return self._release()
+
+    def _release(self) -> Piece:
+        """What is held, but for tokens whose text is not shown yet: they wait for it."""
         piece, self._held = self._held, Piece()
+        self._num_shown += len(piece.text)
+        if piece.finish_reason is None:
+            waiting = [token for token in piece.tokens if token.text_offset >= self._num_shown]
+            self._held.tokens = waiting
+            del piece.tokens[len(piece.tokens) - len(waiting) :]
+        else:
+            piece.tokens = [
+                replace(token, text_offset=min(token.text_offset, self._num_shown))
+                for token in piece.tokens
+            ]
         return piece
 
     def _take_tokens(self, part: Part) -> list[Token]:
@@ -93,14 +109,14 @@ class ChoiceText:
             shown = shown[:-1]
         if not self._params.return_log_probs:
             # Offsets are for log-probabilities alone, so the tokens can be decoded together.
-            offset = self._num_characters
+            offset = self._num_decoded
             self._show(self._decoder.push(shown))
             return [Token(token_id, offset) for token_id in part.token_ids]
         tokens: list[Token] = []
         for index, token_id in enumerate(part.token_ids):
             log_prob = part.log_probs[index] if part.log_probs else None
             top = part.top[index] if part.top else None
-            tokens.append(Token(token_id, self._num_characters, log_prob, top))
+            tokens.append(Token(token_id, self._num_decoded, log_prob, top))
             if index < len(shown):
                 self._show(self._decoder.push([token_id]))
         return tokens
@@ -115,7 +131,7 @@ class ChoiceText:
         )
 
     def _show(self, text: str) -> None:
-        self._num_characters += len(text)
+        self._num_decoded += len(text)
         self._held.text += self._matcher.push(text)[0]
 
     def _finish(self, finish: Finish) -> None:
