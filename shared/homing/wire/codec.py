@@ -104,11 +104,6 @@ def parse(frames: Sequence[Buffer]) -> Message:
             f"{layout.message.__name__}: {len(frames) - 1} payload frames; "
             f"it has {layout.num_frames}"
         )
-    payloads = (None if is_nil(frame) else frame for frame in frames[1:])
+    # Large frames are zmq's own objects, equal to nothing but themselves; none of them is nil.
+    payloads = [None if frame == NIL else frame for frame in frames[1:]]
     return layout.message(*msgspec.structs.astuple(metadata), *payloads)
-
-
-def is_nil(frame: Buffer) -> bool:
-    """Whether this frame stands for an absent one."""
-    view = memoryview(frame)
-    return view.nbytes == 1 and view[0] == NIL[0]
