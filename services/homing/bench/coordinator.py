@@ -1,0 +1,241 @@
+"""`homing bench coordinator`: what the coordinator itself costs, per request and per Output.
+
+The real coordinator process, routing by prefix with hashes on and a filled index; engines and
+clients are processes that compute nothing. CPU time is that of the whole coordinator process, its
+I/O thread included, divided by what it handled meanwhile.
+
+A request costs `submission + outputs * output`. Each size runs twice, with `outputs` Outputs a
+request and with one, and the two give both unknowns; settling the finished request is part of the
+submission. The bare loop sends each Submit back where it came from: what no router in Python can
+undercut, measured in the same minute on the same machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import tyro
+
+from homing.bench.coordinator_peers import BLOCK_SIZE
+from homing.prefix import num_routing_points
+
+PREFILL_PROMPT_TOKENS = 16384
+
+
+@dataclass(frozen=True)
+class CoordinatorBenchConfig:
+    """Measure the coordinator alone; print one JSON object."""
+
+    ranks: int = 4
+    """Engines, each a process that answers at once."""
+    clients: int = 2
+    """Clients, each a process."""
+    prompt_tokens: str = "128,2048,16384,131072"
+    """Prompt sizes, separated by commas; one result each."""
+    outputs: int = 8
+    """Outputs that answer a request."""
+    outstanding: int = 64
+    """Requests that each client keeps unanswered."""
+    hit_share: float = 0.5
+    """Share of requests whose whole prefix is in the index; the prefix of the others is new."""
+    index_entries: int = 100_000
+    """Entries in the index before anything is measured."""
+    seconds: float = 3.0
+    """Duration of each run."""
+    policy: str = "prefix_affinity"
+    """Routing policy of the coordinator."""
+
+    @property
+    def sizes(self) -> list[int]:
+        return [int(size) for size in self.prompt_tokens.split(",")]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a run of all clients brought."""
+
+    requests: int
+    seconds: float
+    cpu_us_per_request: float
+
+
+class Bench:
+    """The processes of one bench. Each holds the lifeline: none outlives this one."""
+
+    def __init__(self, config: CoordinatorBenchConfig, folder: Path, lifeline_fd: int) -> None:
+        self._config = config
+        self._folder = folder
+        self._lifeline_fd = lifeline_fd
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def start(self, module: str, *words: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *words, "--lifeline-fd", str(self._lifeline_fd)],
+            pass_fds=[self._lifeline_fd],
+            stdout=subprocess.PIPE,
+            stderr=None if module == "homing.bench.coordinator_peers" else subprocess.DEVNULL,
+            text=True,
+        )
+        self._processes.append(process)
+        return process
+
+    def address(self, name: str) -> str:
+        return f"ipc://{self._folder / name}"
+
+    def run_clients(
+        self,
+        server: subprocess.Popen[str],
+        address: str,
+        prompt_tokens: int,
+        *,
+        outputs: int,
+        hit_share: float | None = None,
+        max_requests: int | None = None,
+    ) -> Load:
+        """Let all clients work at once; `server` is whose CPU time counts."""
+        config = self._config
+        words = {
+            "--address": address,
+            "--ranks": config.ranks,
+            "--prompt-tokens": prompt_tokens,
+            "--outputs": outputs,
+            "--outstanding": config.outstanding,
+            "--hit-share": config.hit_share if hit_share is None else hit_share,
+            "--seconds": config.seconds if max_requests is None else 600,
+            "--max-requests": max_requests,
+        }
+        arguments = [str(word) for pair in words.items() for word in pair]
+        process = psutil.Process(server.pid)
+        before = _cpu_seconds(process)
+        clients = [
+            self.start("homing.bench.coordinator_peers", "client", *arguments)
+            for _ in range(config.clients)
+        ]
+        reports = [json.loads(client.communicate()[0]) for client in clients]
+        cpu_s = _cpu_seconds(process) - before
+        requests = sum(report["requests"] for report in reports)
+        started = min(report["started"] for report in reports)
+        seconds = max(report["ended"] for report in reports) - started
+        return Load(requests, seconds, 1e6 * cpu_s / requests)
+
+    def stop(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+@contextmanager
+def _bench(config: CoordinatorBenchConfig) -> Iterator[Bench]:
+    read_fd, write_fd = os.pipe()
+    with tempfile.TemporaryDirectory(prefix="homing-bench-") as folder:
+        bench = Bench(config, Path(folder), read_fd)
+        try:
+            yield bench
+        finally:
+            bench.stop()
+            os.close(write_fd)
+            os.close(read_fd)
+
+
+def run(config: CoordinatorBenchConfig) -> dict[str, Any]:
+    """Measure; returns what is printed."""
+    with _bench(config) as bench:
+        address, bare_address = bench.address("coordinator"), bench.address("bare")
+        coordinator = bench.start(
+            "homing.coordinator", "--bind", address, "--policy", config.policy
+        )
+        bare = bench.start("homing.bench.coordinator_peers", "bare", "--address", bare_address)
+        for rank in range(config.ranks):
+            words = ("engine", "--address", address, "--rank", str(rank))
+            bench.start("homing.bench.coordinator_peers", *words)
+        _fill_index(bench, coordinator, address, config)
+        results = [
+            _measure(bench, coordinator, address, bare, bare_address, size, config)
+            for size in config.sizes
+        ]
+    return {
+        "bench": "coordinator",
+        "policy": config.policy,
+        "ranks": config.ranks,
+        "clients": config.clients,
+        "outstanding_per_client": config.outstanding,
+        "outputs_per_request": config.outputs,
+        "hit_share": config.hit_share,
+        "index_entries_at_start": config.index_entries,
+        "cpus": len(os.sched_getaffinity(0)),
+        "submission_cpu": f"solved from runs with {config.outputs} Outputs a request and with 1",
+        "results": results,
+    }
+
+
+def _fill_index(
+    bench: Bench,
+    coordinator: subprocess.Popen[str],
+    address: str,
+    config: CoordinatorBenchConfig,
+) -> None:
+    """By real submissions of prompts that are all new."""
+    entries_of_prompt = num_routing_points(PREFILL_PROMPT_TOKENS // BLOCK_SIZE)
+    prompts = -(-config.index_entries // entries_of_prompt)
+    bench.run_clients(
+        coordinator,
+        address,
+        PREFILL_PROMPT_TOKENS,
+        outputs=1,
+        hit_share=0.0,
+        max_requests=-(-prompts // config.clients),
+    )
+
+
+def _measure(
+    bench: Bench,
+    coordinator: subprocess.Popen[str],
+    address: str,
+    bare: subprocess.Popen[str],
+    bare_address: str,
+    prompt_tokens: int,
+    config: CoordinatorBenchConfig,
+) -> dict[str, Any]:
+    many = bench.run_clients(coordinator, address, prompt_tokens, outputs=config.outputs)
+    one = bench.run_clients(coordinator, address, prompt_tokens, outputs=1)
+    echo = bench.run_clients(bare, bare_address, prompt_tokens, outputs=1)
+    per_output = (many.cpu_us_per_request - one.cpu_us_per_request) / (config.outputs - 1)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "requests_per_s": round(many.requests / many.seconds, 1),
+        "cpu_us_per_request": round(many.cpu_us_per_request, 1),
+        "cpu_us_per_output": round(per_output, 1),
+        "submission_cpu_us": round(one.cpu_us_per_request - per_output, 1),
+        "bare_router_cpu_us": round(echo.cpu_us_per_request, 1),
+        "num_requests": many.requests,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the bench and print its JSON."""
+    config = tyro.cli(CoordinatorBenchConfig, prog="homing bench coordinator", args=argv)
+    json.dump(run(config), sys.stdout, indent=2)
+    print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

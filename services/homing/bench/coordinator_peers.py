@@ -1,0 +1,207 @@
+"""The coordinator bench's processes around the coordinator: engines that answer at once, clients
+that keep it busy, and the bare loop that it is compared with.
+
+    python -m homing.bench.coordinator_peers engine|client|bare ...
+
+They speak the real messages over the real transport and compute nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import tyro
+from typing_extensions import Buffer
+
+from homing.observe import watch_lifeline
+from homing.prefix import DIGEST_BYTES, num_routing_points
+from homing.transport import Dealer, Router, peer_identity
+from homing.wire import (
+    PROTOCOL_VERSION,
+    Delta,
+    FinishedRequest,
+    FinishReason,
+    Fleet,
+    Heartbeat,
+    Hello,
+    Lost,
+    ModelCard,
+    Output,
+    Role,
+    Submit,
+    Welcome,
+    pack,
+    pack_payload,
+    parse,
+    read_payload,
+)
+
+BLOCK_SIZE = 16
+HEARTBEAT_S = 0.5
+POOL_SIZE = 64
+"""Prompts that a client sends again and again: a prompt of these is a full prefix hit."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Answers each Submit with as many Outputs as it asks for tokens, one token each."""
+
+    address: str
+    rank: int
+    lifeline_fd: int
+
+    def run(self) -> None:
+        uid = secrets.randbits(63)
+        dealer = Dealer(self.address, peer_identity(Role.ENGINE.value, uid))
+        card = ModelCard(
+            name="bench",
+            tokenizer_dir="",
+            max_context_tokens=2**20,
+            vocab_size=2**17,
+            eos_token_ids=(),
+            block_size=BLOCK_SIZE,
+        )
+        hello = Hello(
+            PROTOCOL_VERSION, Role.ENGINE, uid, 0, self.rank, model_card=pack_payload(card)
+        )
+        dealer.send(pack(hello))
+        next_beat = time.monotonic()
+        while True:
+            for frames in dealer.receive(HEARTBEAT_S):
+                message = parse(frames)
+                if isinstance(message, Submit):
+                    self._answer(dealer, message)
+            if time.monotonic() >= next_beat:
+                next_beat = time.monotonic() + HEARTBEAT_S
+                dealer.send(pack(Heartbeat(0)))
+
+    def _answer(self, dealer: Dealer, submit: Submit) -> None:
+        ids = submit.request_id, submit.attempt
+        deltas = pack_payload([Delta(*ids, tokens=b"\0\0\0\0")])
+        step = pack(Output(submit.client, 1, 0, None, deltas))
+        for _ in range(submit.max_new_tokens - 1):
+            dealer.send(step)
+        end = FinishedRequest(*ids, FinishReason.LENGTH, 0, submit.max_new_tokens)
+        dealer.send(pack(Output(submit.client, 1, 1, pack_payload([end]), deltas)))
+
+
+@dataclass(frozen=True)
+class Client:
+    """Keeps a number of requests outstanding for a time; prints what it saw as JSON.
+
+    A Submit that comes back, as the bare loop sends it, counts as its answer.
+    """
+
+    address: str
+    ranks: int
+    """Begin when so many serve."""
+    prompt_tokens: int
+    outputs: int
+    outstanding: int
+    hit_share: float
+    """Share of requests that repeat a prompt of the client's pool; the others are new."""
+    seconds: float
+    max_requests: int | None
+    """Stop after so many, even if time is left."""
+    lifeline_fd: int
+
+    def run(self) -> None:
+        uid = secrets.randbits(63)
+        dealer = Dealer(self.address, peer_identity(Role.CLIENT.value, uid))
+        dealer.send(pack(Hello(PROTOCOL_VERSION, Role.CLIENT, uid, 0)))
+        self._wait_for_ranks(dealer)
+        prompt = bytes(4 * self.prompt_tokens)
+        pool = [self._new_hashes() for _ in range(POOL_SIZE)]
+        request_ids = count()
+        started = time.monotonic()
+        stop_at = started + self.seconds
+
+        def submit() -> None:
+            request_id = next(request_ids)
+            repeats = (request_id * self.hit_share) % 1 + self.hit_share >= 1
+            hashes = pool[request_id % POOL_SIZE] if repeats else self._new_hashes()
+            message = Submit(
+                uid, request_id, 0, self.prompt_tokens, 0, self.outputs, "", prompt, b"\x80", hashes
+            )
+            dealer.send(pack(message))
+
+        for _ in range(self.outstanding):
+            submit()
+        open_requests, ended = self.outstanding, 0
+        next_beat = started
+        while open_requests:
+            for frames in dealer.receive(HEARTBEAT_S):
+                now_ended = num_ended(frames)
+                for _ in range(now_ended):
+                    ended += 1
+                    open_requests -= 1
+                    more = self.max_requests is None or ended + open_requests < self.max_requests
+                    if more and time.monotonic() < stop_at:
+                        submit()
+                        open_requests += 1
+            if time.monotonic() >= next_beat:
+                next_beat = time.monotonic() + HEARTBEAT_S
+                dealer.send(pack(Heartbeat(0)))
+        print(json.dumps({"requests": ended, "started": started, "ended": time.monotonic()}))
+        dealer.close(linger_s=1.0)
+
+    def _wait_for_ranks(self, dealer: Dealer) -> None:
+        while True:
+            for frames in dealer.receive(HEARTBEAT_S):
+                match parse(frames):
+                    case Welcome(live_ranks=live) | Fleet(live_ranks=live) if live >= self.ranks:
+                        return
+                    case Hello():  # the bare loop
+                        return
+                    case _:
+                        dealer.send(pack(Heartbeat(0)))
+
+    def _new_hashes(self) -> bytes:
+        return os.urandom(DIGEST_BYTES * num_routing_points(self.prompt_tokens // BLOCK_SIZE))
+
+
+@dataclass(frozen=True)
+class Bare:
+    """A loop that sends each message back to its sender: what no router in Python can undercut."""
+
+    address: str
+    lifeline_fd: int
+
+    def run(self) -> None:
+        router = Router(self.address, send_queue=0)
+        while True:
+            for sender, frames in router.receive(1.0):
+                router.send(sender, frames)
+
+
+def num_ended(frames: Sequence[Buffer]) -> int:
+    """How many of this client's requests a message ends."""
+    message = parse(frames)
+    match message:
+        case Output():
+            ends = read_payload(message.finished or b"\x90", list[FinishedRequest])
+            return len(ends)
+        case Submit():
+            return 1
+        case Lost():
+            sys.exit(f"the coordinator refused a request: {message.detail}")
+        case _:
+            return 0
+
+
+def main() -> None:
+    kinds = {"engine": Engine, "client": Client, "bare": Bare}
+    peer = tyro.extras.subcommand_cli_from_dict(kinds)
+    watch_lifeline(peer.lifeline_fd)
+    peer.run()
+
+
+if __name__ == "__main__":
+    main()
