@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import openai
 import pytest
@@ -13,14 +15,17 @@ from homing.errors import Overloaded, RequestLost
 from homing.wire import Finish, FinishReason
 from tests.support.byte_model import byte_ids
 from tests.support.fake_fleet import parts, says
-from tests.support.http_frontend import serving, until
+from tests.support.http_frontend import Frontend, serving, until
 
 HI = [{"role": "user", "content": "hi"}]
 
 
 @asynccontextmanager
-async def client_of(tmp_path, script, **options):
-    """An `AsyncOpenAI` that talks to a frontend over a scripted fleet, and the frontend."""
+async def client_of(tmp_path, script, **options) -> AsyncIterator[tuple[Any, Frontend]]:
+    """An `AsyncOpenAI` that talks to a frontend over a scripted fleet, and the frontend.
+
+    Untyped: tests look at what came, whatever the package's types say may come.
+    """
     async with serving(tmp_path, script, **options) as frontend:
         base_url = f"http://{frontend.host}:{frontend.port}/v1"
         transport = openai.DefaultAsyncHttpxClient(verify=False)  # nothing here is encrypted

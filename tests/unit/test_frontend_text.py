@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,8 @@ def tokenizer(tmp_path_factory):
     return Tokenizer.from_dir(byte_level(tmp_path_factory.mktemp("tokenizer")))
 
 
-def run(tokenizer, params, answer, *, prompt=(), echo=None, finish=STOP):
+def run(tokenizer, params, answer, *, prompt=(), echo=None, finish=STOP) -> list[Any]:
+    """What each token brings: a piece, or None."""
     choice = ChoiceText(tokenizer, prompt, params, echo=echo)
     return [choice.push(part) for part in parts(prompt, params, answer, finish=finish)]
 
@@ -122,7 +125,7 @@ def test_the_cuts_between_parts_change_nothing(tokenizer, answer, words, logged,
     params = SamplingParams(stop_words=tuple(words), return_log_probs=logged)
     whole = ChoiceText(tokenizer, [], params)
     scores = [-1.0] * len(answer) if logged else None
-    expected = whole.push(Part(token_ids=answer, log_probs=scores, finish=STOP))
+    expected: Any = whole.push(Part(token_ids=answer, log_probs=scores, finish=STOP))
     choice = ChoiceText(tokenizer, [], params)
     pieces, rest = [], answer
     for cut in cuts:
