@@ -24,9 +24,9 @@ class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema"):
     def __post_init__(self) -> None:
         _check_length(self.schema)
         try:
-            msgspec.json.decode(self.schema, type=dict[str, object] | bool)
+            msgspec.json.decode(self.schema, type=dict[str, object])
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise invalid(f"the JSON schema is not valid: {error}") from error
+            raise invalid(f"the JSON schema is not a JSON object: {error}") from error
 
 
 class Regex(msgspec.Struct, frozen=True, tag="regex"):

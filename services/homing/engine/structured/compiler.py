@@ -50,7 +50,8 @@ class GrammarCompiler:
 
     def close(self) -> None:
         """End the worker and its process; what is being compiled fails."""
-        self._worker.shutdown(wait=False, cancel_futures=True)
+        self._screening.kill()
+        self._worker.shutdown(cancel_futures=True)
         self._screening.close()
 
     # On the worker's thread

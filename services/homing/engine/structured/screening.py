@@ -38,7 +38,8 @@ LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 
 WHITESPACE = r"[ ]|\n[ ]{0,32}|\n\t{0,8}"
 """What may stand between the parts of a JSON text: a space, or a line break and an indent. Bounded:
-weak models go on with blanks for ever. A schema's own `x-guidance` overrides it."""
+weak models go on with blanks for ever. A schema may name its own, as `whitespace_pattern` in
+`x-guidance`."""
 
 
 class Screening:
@@ -66,12 +67,18 @@ class Screening:
             raise invalid(result["error"])
         return result["grammar"]
 
+    def kill(self) -> None:
+        """Kill the child, from any thread: a `translate` that waits for it fails."""
+        if child := self._child:
+            child.kill()
+
     def close(self) -> None:
-        """Kill the child; a `translate` that waits for it, on another thread, fails."""
+        """Kill the child, and close its pipes."""
+        self.kill()
         if child := self._child:
             self._child = None
-            child.kill()
-            child.wait()
+            with child:
+                pass
 
 
 def _start() -> subprocess.Popen[bytes]:
