@@ -108,7 +108,7 @@ class Engine:
     def add_request(
         self,
         key: RequestKey,
-        prompt: NDArray[np.int32],
+        prompt: NDArray[np.integer],
         sampling: SamplingParams,
         *,
         num_resumed: int = 0,

@@ -1,0 +1,100 @@
+"""Arrivals and aborts at random, on a cache so small that requests are preempted all the time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable
+
+import numpy as np
+import pytest
+
+from homing.engine.engine import Engine
+from homing.params import SamplingParams
+from homing.wire import FinishReason
+from tests.support.engine_run import Answer, run
+from tests.support.fake_model import make_engine
+
+NUM_REQUESTS = 60
+
+
+def random_params(source: random.Random) -> SamplingParams:
+    scores = source.random() < 0.3
+    return SamplingParams(
+        temperature=source.choice([0.0, 0.8, 1.5]),
+        top_p=source.choice([0.0, 0.9]),
+        seed=source.randrange(1000),
+        num_tokens_to_generate=source.randrange(0, 20),
+        repetition_penalty=source.choice([1.0, 1.0, 1.2]),
+        return_log_probs=scores,
+        skip_prompt_log_probs=source.random() < 0.5,
+        top_n_logprobs=2 if scores else 0,
+    )
+
+
+def random_prompt(source: random.Random) -> np.ndarray:
+    """Often one of a few prefixes, then something of its own."""
+    shared = np.random.default_rng(source.randrange(3)).integers(3, 32, 24)
+    own = np.array([source.randrange(3, 32) for _ in range(source.randrange(1, 10))])
+    return np.append(shared[: source.choice([0, 8, 12, 24])], own)
+
+
+def small_engine(source: random.Random) -> Engine:
+    block_size = source.choice([2, 4, 8])
+    engine, _ = make_engine(
+        num_blocks=64 // block_size + 1 + source.randrange(4),
+        block_size=block_size,
+        max_context_tokens=64,
+        max_step_tokens=source.choice([8, 16, 64]),
+        max_batch_requests=8,
+    )
+    return engine
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_all_answers_are_right_and_nothing_leaks(seed: int):
+    source = random.Random(seed)
+    engine = small_engine(source)
+    requests = [(random_prompt(source), random_params(source)) for _ in range(NUM_REQUESTS)]
+    to_come = list(reversed(range(NUM_REQUESTS)))
+    aborted: set[Hashable] = set()
+
+    def disturb(_: int) -> None:
+        while to_come and (source.random() < 0.4 or not engine.has_work):
+            number = to_come.pop()
+            engine.add_request(number, *requests[number])
+        if source.random() < 0.1:
+            victims = [*engine.scheduler.running, *engine.scheduler.waiting]
+            for victim in source.sample(victims, min(1, len(victims))):
+                aborted.add(victim.key)
+                engine.abort(victim.key)
+        if source.random() < 0.02:
+            engine.reset_prefix_cache()
+
+    answers = run(engine, before_step=disturb)
+    assert set(answers) == set(range(NUM_REQUESTS))
+    assert engine.scheduler.num_preemptions > 0
+    assert engine.block_pool.num_held == 0
+    engine.block_pool.check([])
+    for number, (prompt, params) in enumerate(requests):
+        check(answers[number], alone(prompt, params), aborted=number in aborted)
+
+
+def alone(prompt: np.ndarray, params: SamplingParams) -> Answer:
+    engine, _ = make_engine(max_context_tokens=64)
+    engine.add_request("alone", prompt, params)
+    return run(engine)["alone"]
+
+
+def check(answer: Answer, reference: Answer, *, aborted: bool) -> None:
+    """What was aborted is the beginning of what it would have been."""
+    length = len(answer.token_ids)
+    assert answer.finish is not None
+    assert answer.token_ids == reference.token_ids[:length]
+    assert answer.log_probs == reference.log_probs[:length]
+    if length:
+        assert answer.prompt_log_probs == reference.prompt_log_probs
+    if aborted:
+        assert answer.finish.reason is FinishReason.ABORT
+    else:
+        assert answer.finish == reference.finish
+        assert length == len(reference.token_ids)
