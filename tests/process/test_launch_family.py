@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from homing.errors import ConfigError
+from homing.errors import ConfigError, HomingError, Unavailable
 from homing.launch.family import Child, Command, Family
 from homing.observe import EXIT_CONFIG_ERROR
 
@@ -50,7 +50,7 @@ async def kept_running(family: Family) -> AsyncIterator[asyncio.Task]:
         yield keeper
     finally:
         keeper.cancel()
-        with suppress(asyncio.CancelledError, ConfigError):
+        with suppress(asyncio.CancelledError, HomingError):
             await keeper
         family.kill()
         await family.stop()
@@ -89,7 +89,7 @@ async def test_a_process_that_refuses_its_settings_ends_the_launch(tmp_path: Pat
 async def test_a_process_that_never_starts_ends_the_launch(tmp_path: Path) -> None:
     family = Family([[running("engine-0", "raise SystemExit(7)")]])
     async with kept_running(family) as keeper:
-        with pytest.raises(ConfigError, match="exited with code 7, 5 times in a row"):
+        with pytest.raises(Unavailable, match="exited with code 7, 5 times in a row"):
             await asyncio.wait_for(asyncio.shield(keeper), DEADLINE_S)
 
 

@@ -41,6 +41,7 @@ class FakeServer:
         self.bodies: list[dict] = []
         self.in_flight = 0
         self.most_in_flight = 0
+        self.authorization: str | None = None
         self.connections: set[asyncio.Task] = set()
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -50,6 +51,7 @@ class FakeServer:
         while head := await read_head(reader):
             length = int(head.get("content-length", "0"))
             body = json.loads(await reader.readexactly(length) or b"{}")
+            self.authorization = head.get("authorization")
             if head["path"].endswith("/models"):
                 self.send_json(writer, "200 OK", {"data": [{"id": "fake"}]})
             else:
@@ -183,6 +185,15 @@ async def test_a_server_without_usage_is_counted_by_its_pieces_of_text() -> None
     assert result["output_tokens"] == 4
     assert result["cached_tokens"] is None
     assert result["prompt_tokens_mean"] is None
+
+
+async def test_the_api_key_is_sent_and_not_reported() -> None:
+    async with serving(a_token_a_word) as (fake, url):
+        report = await run(
+            ServeBenchConfig(base_url=url, num_prompts=1, max_tokens=1, api_key="secret")
+        )
+    assert fake.authorization == "Bearer secret"
+    assert "secret" not in json.dumps(report)
 
 
 async def test_connections_are_kept_alive() -> None:

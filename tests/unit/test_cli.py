@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 
 import pytest
 
-from homing.cli.__main__ import COMMANDS, main
+from homing.cli.__main__ import BENCHES, COMMANDS, main
 
 HEAVY = ["torch", "transformers", "zmq", "quart", "hypercorn", "httpx"]
 
@@ -40,6 +41,11 @@ def test_help_lists_every_command_with_a_line(capsys: pytest.CaptureFixture[str]
     for name, (text, _) in COMMANDS.items():
         assert f"  {name} " in listed
         assert text in listed
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_a_bench_that_is_listed_is_there(name: str) -> None:
+    assert callable(importlib.import_module(f"homing.bench.{name}").main)
 
 
 def test_no_command_prints_the_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,7 +92,9 @@ async def run(config: ServeBenchConfig) -> dict:
             await _measure(client, config, model, concurrency, tokens_per_word)
             for concurrency in config.concurrency
         ]
-    return {"bench": "serve", **asdict(config), "model": model, "results": results}
+    settings = asdict(config) | {"model": model}
+    del settings["api_key"]  # reports are passed around
+    return {"bench": "serve", **settings, "results": results}
 
 
 async def _first_model(client: httpx.AsyncClient) -> str:

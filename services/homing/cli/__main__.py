@@ -15,6 +15,7 @@ Run = Callable[[Sequence[str]], int]
 BENCHES = {
     "serve": "any OpenAI server, by streamed completions: TTFT, ITL, tokens/s, cached tokens",
     "coordinator": "the coordinator alone: CPU time of a request and of an Output",
+    "route": "the routing policies, by replaying request traces",
 }
 
 

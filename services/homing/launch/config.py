@@ -51,28 +51,25 @@ class LaunchConfig:
     """Tokens of a KV block, the unit of prefix caching: smaller matches more, and costs more."""
 
     max_batch_requests: int = EngineConfig.max_batch_requests
-    """Most requests that a rank computes in one step; more wait. A larger batch answers more
-    requests in all, each more slowly."""
+    """Most requests in one step of a rank; more wait. More: more tokens/s in all, fewer each."""
 
     max_step_tokens: int = EngineConfig.max_step_tokens
-    """Most tokens that a rank computes in one step. More: prompts are read a little faster. Fewer:
-    the streams beside them flow more evenly."""
+    """Most tokens in one step of a rank. More: prompts start sooner. Fewer: smoother streams."""
 
     num_threads: Annotated[int | None, arg(metavar="NUM")] = None
     """CPU threads of each rank. Without it: the cores of this machine divided by the ranks."""
 
-    routing_policy: Literal["prefix_affinity", "load_balanced", "round_robin"] = "prefix_affinity"
-    """How the coordinator picks a rank: by cached prefix and load, by load alone, or in turn."""
+    routing_policy: Annotated[str, arg(metavar="NAME")] = CoordinatorConfig.policy
+    """How a rank is picked: prefix_affinity, load_balanced, round_robin, and others."""
 
     routing_alpha: float = CoordinatorConfig.alpha
-    """Weight of load against prefix in prefix_affinity. 0 looks at prefixes alone."""
+    """Weight of load against cached prefix. 0: prefix alone; at 1 one request can outweigh it."""
 
     prefix_ttl_s: float = CoordinatorConfig.prefix_ttl_s
     """Seconds after which the coordinator forgets a prefix that no request has repeated."""
 
     max_queued_requests: int = CoordinatorConfig.max_queued_requests
-    """Requests in flight on a rank, waiting ones included. When every rank has as many, clients
-    get an error with Retry-After at once."""
+    """Requests that a rank may have, waiting ones too. Beyond: an error with Retry-After."""
 
     start_timeout_s: float = 900.0
     """Seconds to wait for the fleet to serve. The first start on a GGUF file converts it."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from homing.errors import ConfigError
+from homing.errors import ConfigError, Unavailable
 from homing.launch.restart import MAX_STARTS, Restarts
 from homing.observe import EXIT_CONFIG_ERROR
 
@@ -44,9 +44,9 @@ class Child:
     async def keep_running(self, ready: asyncio.Event) -> None:
         """Start the process again whenever it ends; cancel this to end that, not the process.
 
-        Raises ConfigError if it cannot be started: it says so itself, or dies MAX_STARTS times in a
-        row, while `ready` is not set. Once the fleet has served, one rank's trouble, be it a full
-        disk or a prompt that kills engines, is no reason to stop the others.
+        While `ready` is not set, raises ConfigError if it says that it cannot run so, Unavailable
+        if it dies MAX_STARTS times in a row. Once the fleet has served, one rank's trouble, be it a
+        full disk or a prompt that kills engines, is no reason to stop the others.
         """
         while True:
             started = time.monotonic()
@@ -69,7 +69,7 @@ class Child:
         if code == EXIT_CONFIG_ERROR:
             raise ConfigError(f"{name} cannot run with these settings; its error is above")
         if self._restarts.failures >= MAX_STARTS:
-            raise ConfigError(
+            raise Unavailable(
                 f"{name} {describe_exit(code)}, {MAX_STARTS} times in a row; its log is above"
             )
 
