@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -20,6 +21,7 @@ from homing.bench.replay.ranks import StepCost
 from homing.bench.replay.simulation import Replay, ReplayConfig, ReplayResult, parse_policy
 from homing.bench.replay.traces import BUNDLED, load_bundled, load_trace
 from homing.bench.replay.workload import Workload
+from homing.coordinator.router import RoutingConfig
 from homing.errors import ConfigError
 
 COPY_RANKS = 16
@@ -76,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(config: RouteBenchConfig) -> dict[str, object]:
     """All combinations, one after another. Raises ConfigError for a trace that is none."""
-    results: list[dict[str, object]] = []
+    results: list[dict[str, Any]] = []
     for trace in config.trace:
         for num_ranks in config.fleet_sizes:
             workload = load_workload(config, trace, num_ranks)
@@ -104,17 +106,18 @@ def replay(
     config: RouteBenchConfig, workload: Workload, policy: str, num_ranks: int
 ) -> ReplayResult:
     name, unit = parse_policy(policy)
+    routing = RoutingConfig(
+        policy=name,
+        load_unit=unit,
+        alpha=config.alpha,
+        prefix_ttl_s=config.prefix_ttl_s,
+        max_index_entries=1_000_000 * max(1, num_ranks // COPY_RANKS),
+        max_requests=sys.maxsize,  # none is refused, so that all policies do equal work
+    )
     gc.collect()
     gc.disable()  # a collection's pause would be counted as some decision's
     try:
-        replay_config = ReplayConfig(
-            policy=name,
-            load_unit=unit,
-            num_ranks=num_ranks,
-            alpha=config.alpha,
-            prefix_ttl_s=config.prefix_ttl_s,
-        )
-        return Replay(workload, replay_config, StepCost()).run()
+        return Replay(workload, ReplayConfig(routing, num_ranks), StepCost()).run()
     finally:
         gc.enable()
 

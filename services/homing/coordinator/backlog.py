@@ -24,8 +24,7 @@ MAX_RECENT = 64
 """Dispatches remembered of each rank, to know how long what it owes will take."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankReport:
+class RankReport(NamedTuple):
     """What an engine says of itself in a heartbeat."""
 
     num_requests: int

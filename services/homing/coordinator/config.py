@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from pathlib import Path
 
-from homing.coordinator.routing import POLICIES
+from homing.coordinator.router import LoadUnit, RoutingConfig
+from homing.coordinator.routing import POLICY_NAMES
 from homing.errors import ConfigError
 
 
@@ -17,10 +19,14 @@ class CoordinatorConfig:
     """Address for engines and clients, such as ipc:///run/homing/coordinator or tcp://127.0.0.1:7000.
     Port 0 takes a free one; the log says which."""
     policy: str = "prefix_affinity"
-    """How a rank is chosen: prefix_affinity, load_balanced or round_robin."""
+    """How a rank is chosen: prefix_affinity, longest_prefix, first_prefix_block, work,
+    load_balanced or round_robin."""
     alpha: float = 0.5
     """Of prefix_affinity: what load weighs against the prefix. 0: only the prefix counts; at 1 a
     single request of imbalance across two ranks cancels a full hit."""
+    routing_load: LoadUnit = "requests"
+    """What counts as load: requests in flight, or their outstanding tokens, of which a long prompt
+    that is not cached has more. Tokens suit prompts of mixed lengths. `work` measures by itself."""
     prefix_ttl_s: float = 300.0
     """Seconds after which a prompt that no request repeated is no longer believed to be cached.
     It is remembered for at least half of that."""
@@ -39,14 +45,16 @@ class CoordinatorConfig:
     heartbeat_timeout_s: float = 10.0
     """A peer that was silent for so long is taken for dead and its requests go elsewhere. One whose
     connection breaks is noticed within `heartbeat_s`."""
+    record: Path | None = None
+    """File to write all routing decisions to, for `homing bench route --trace FILE`."""
     lifeline_fd: int | None = None
     """Read end of a pipe; when its other end closes, the parent has died: stop at once."""
     verbose: bool = False
     """Log at DEBUG."""
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ConfigError(f"policy is {self.policy!r}; there are {', '.join(POLICIES)}")
+        if self.policy not in POLICY_NAMES:
+            raise ConfigError(f"policy is {self.policy!r}; there are {', '.join(POLICY_NAMES)}")
         _at_least("alpha", self.alpha, 0)
         _at_least("max_index_entries", self.max_index_entries, 2)
         for name in ("max_queued_requests", "max_clients", "send_queue"):
@@ -55,6 +63,17 @@ class CoordinatorConfig:
             _at_least(name, getattr(self, name), 0.001)
         _at_least("heartbeat_timeout_s", self.heartbeat_timeout_s, 2 * self.heartbeat_s)
         _check_private(self.bind)
+
+    @property
+    def routing(self) -> RoutingConfig:
+        return RoutingConfig(
+            policy=self.policy,
+            alpha=self.alpha,
+            load_unit=self.routing_load,
+            prefix_ttl_s=self.prefix_ttl_s,
+            max_index_entries=self.max_index_entries,
+            max_requests=self.max_queued_requests,
+        )
 
 
 def _at_least(name: str, value: float, least: float) -> None:

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import NewType
 
 from homing.coordinator.loads import Slot
+from homing.coordinator.router import Decision
 from homing.wire import FleetState, Heartbeat, Hello
 
 RankId = NewType("RankId", int)
@@ -79,7 +80,7 @@ class Request:
     engine: Engine
     request_id: int
     attempt: int
-    predicted_cached_tokens: int
+    decision: Decision
     state: RequestState = RequestState.NEW
 
     def __str__(self) -> str:

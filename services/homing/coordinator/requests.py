@@ -17,12 +17,12 @@ from typing_extensions import Buffer
 from homing.coordinator.config import CoordinatorConfig
 from homing.coordinator.events import Forward, Outbox, Send
 from homing.coordinator.history import History
-from homing.coordinator.loads import RankLoads, Slot
-from homing.coordinator.prefix_index import PrefixIndex, split_digests
+from homing.coordinator.loads import Slot
+from homing.coordinator.prefix_index import split_digests
 from homing.coordinator.records import Client, Engine, Request, RequestState
-from homing.coordinator.routing import POLICIES, Match, reads_prefixes
+from homing.coordinator.router import RankRouter
 from homing.coordinator.totals import Totals
-from homing.prefix import DIGEST_BYTES, num_routing_points, routing_points
+from homing.prefix import DIGEST_BYTES, num_routing_points
 from homing.wire import Abort, FinishedRequest, FinishReason, Lost, LostReason, Submit
 from homing.wire.codec import NIL
 from homing.wire.messages import clip
@@ -30,6 +30,10 @@ from homing.wire.messages import clip
 TOKEN_BYTES = 4
 RETRY_AFTER_S = 1.0
 """What a refused client is told to wait: a queue frees a place with each request that ends."""
+
+
+WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
+"""Ends that say how long an answer is."""
 
 
 class RequestEvent(Enum):
@@ -63,18 +67,14 @@ class Requests:
     def __init__(
         self,
         config: CoordinatorConfig,
-        index: PrefixIndex,
-        loads: RankLoads,
+        router: RankRouter,
         outbox: Outbox,
         history: History,
         totals: Totals,
     ) -> None:
-        self._policy = POLICIES[config.policy]
-        self._reads_prefixes = reads_prefixes(config.policy)
-        self._alpha = config.alpha
         self._max_queued = config.max_queued_requests
-        self._index = index
-        self._loads = loads
+        self._router = router
+        self._loads = router.loads
         self._outbox = outbox
         self._history = history
         self._totals = totals
@@ -82,7 +82,7 @@ class Requests:
         self.block_size: int | None = None
         """Of the fleet's model; None before an engine joined."""
 
-    def submit(self, client: Client, submit: Submit, frames: Sequence[Buffer]) -> None:
+    def submit(self, client: Client, submit: Submit, frames: Sequence[Buffer], now: float) -> None:
         """Dispatch or refuse. `frames` are the message as it came."""
         if self._is_repeat(client, submit.request_id, submit.attempt):
             return
@@ -94,7 +94,7 @@ class Requests:
             detail = f"every rank has {self._max_queued} requests, its limit"
             self._refuse(client, submit, LostReason.OVERLOADED, detail)
         else:
-            self._dispatch(client, submit, frames, self.block_size)
+            self._dispatch(client, submit, frames, self.block_size, now)
 
     def submit_unread(self, client: Client, request_id: int, attempt: int, reason: str) -> None:
         """Refuse a submission of which only the ids could be read."""
@@ -122,18 +122,18 @@ class Requests:
             if not request or request.engine is not engine or request.attempt != end.attempt:
                 self._totals.stale_finishes += 1
                 continue
-            self._end(request, RequestEvent.FINISHED)
+            self._end(request, RequestEvent.FINISHED, end)
             totals = self._totals
             totals.finished[end.reason.value] += 1
             if end.reason is not FinishReason.ERROR:
-                totals.predicted_cached_tokens += request.predicted_cached_tokens
+                totals.predicted_cached_tokens += request.decision.num_cached_tokens
                 totals.actual_cached_tokens += end.num_cached_tokens
                 totals.generated_tokens += end.num_generated_tokens
 
     def open_engine(self, engine: Engine) -> None:
         """Let this engine be chosen."""
         self._engine_of_slot[engine.slot] = engine
-        self._loads.open(engine.slot)
+        self._router.open(engine.slot)
 
     def of(self, peer: Client | Engine) -> list[Request]:
         """Those of a client, or at an engine."""
@@ -146,7 +146,7 @@ class Requests:
             self._totals.lost_requests += 1
             self.send_lost(request, why)
         if self._engine_of_slot.pop(engine.slot, None):
-            self._loads.close(engine.slot)
+            self._router.close(engine.slot)
 
     def lose_client(self, client: Client) -> None:
         """End all its requests, telling their engines."""
@@ -180,7 +180,7 @@ class Requests:
             return f"{submit.num_prompt_tokens} prompt tokens in {prompt_bytes} bytes"
         if submit.num_resumed_tokens > submit.num_prompt_tokens:
             return f"{submit.num_resumed_tokens} of {submit.num_prompt_tokens} tokens are resumed"
-        if self._reads_prefixes and submit.block_hashes is not None and self.block_size:
+        if self._router.reads_prefixes and submit.block_hashes is not None and self.block_size:
             hash_bytes = memoryview(submit.block_hashes).nbytes
             num_points = num_routing_points(submit.num_prompt_tokens // self.block_size)
             if hash_bytes != num_points * DIGEST_BYTES:
@@ -188,26 +188,17 @@ class Requests:
         return None
 
     def _dispatch(
-        self, client: Client, submit: Submit, frames: Sequence[Buffer], block_size: int
+        self, client: Client, submit: Submit, frames: Sequence[Buffer], block_size: int, now: float
     ) -> None:
-        loads, num_blocks = self._loads, submit.num_prompt_tokens // block_size
-        digests: tuple[bytes, ...] = ()
-        if self._reads_prefixes and submit.block_hashes is not None:
+        digests = None
+        if self._router.reads_prefixes and submit.block_hashes is not None:
             digests = split_digests(bytes(submit.block_hashes))
-            matches = self._index.match(digests, routing_points(num_blocks), loads.available)
-        else:
-            matches = [Match(0, loads.available)]
-        slot = self._policy(matches, num_blocks, loads, self._alpha)
-        matched = next(match.num_blocks for match in matches if match.slots >> slot & 1)
-        engine = self._engine_of_slot[slot]
-        # A fully cached prompt still computes its last token.
-        predicted = min(matched * block_size, submit.num_prompt_tokens - 1)
-        request = Request(client, engine, submit.request_id, submit.attempt, predicted)
+        decision = self._router.route(digests, submit.num_prompt_tokens, block_size, now)
+        engine = self._engine_of_slot[decision.slot]
+        request = Request(client, engine, submit.request_id, submit.attempt, decision)
         self._move(request, RequestEvent.DISPATCHED)
         client.requests[submit.request_id] = request
         engine.requests.add(request)
-        loads.charge(slot)
-        self._index.record(digests, slot)
         self._totals.dispatched += 1
         self._totals.dispatched_to_rank[engine.rank] += 1
         self._outbox.append(Forward(engine.identity, [*frames[:-1], NIL]))
@@ -235,11 +226,14 @@ class Requests:
         abort = Abort(request.client.uid, request.request_id, request.attempt)
         self._outbox.append(Send(request.engine.identity, abort))
 
-    def _end(self, request: Request, event: RequestEvent) -> None:
+    def _end(
+        self, request: Request, event: RequestEvent, end: FinishedRequest | None = None
+    ) -> None:
         self._move(request, event)
         del request.client.requests[request.request_id]
         request.engine.requests.remove(request)
-        self._loads.give_back(request.engine.slot)
+        num_generated = end.num_generated_tokens if end and end.reason in WHOLE else None
+        self._router.end(request.decision, num_generated)
 
     def _move(self, request: Request, event: RequestEvent) -> None:
         self._history.note(request, event)
@@ -250,10 +244,10 @@ class Requests:
         of_clients = {request for client in clients for request in client.requests.values()}
         of_engines = {request for engine in engines for request in engine.requests}
         assert of_clients == of_engines
-        assert len(of_clients) == self._loads.total
+        assert self._loads.total == sum(request.decision.load for request in of_clients)
         for request in of_clients:
             assert request.client.requests[request.request_id] is request
             assert request.state in (RequestState.RUNNING, RequestState.ABORTING)
         for slot, engine in self._engine_of_slot.items():
             assert engine.slot == slot
-            assert self._loads.load(slot) == len(engine.requests)
+            assert self._loads.load(slot) == sum(r.decision.load for r in engine.requests)

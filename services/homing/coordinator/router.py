@@ -1,79 +1,113 @@
-"""Router: from a prompt's hashes to a rank, and the books that this needs.
+"""RankRouter: from a prompt's hashes to a rank, and the books that this needs.
 
     index      who probably holds the prompt       loads     how much each rank has in flight
-    backlog    when each rank would finish it      policy    chooses by these
+    backlog    when each rank would be done        policy    chooses by these
 
-The coordinator and the replay bench route with this same class. Knows no clock and no peers: a
-rank is a slot here.
+The coordinator and the replay bench route with this same class. It knows no clock and no peers: a
+rank is a slot here. All that is done to it can be recorded; `recording` does the same things again
+and comes to the same choices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from enum import StrEnum
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 from homing.coordinator.backlog import Backlog, RankReport
 from homing.coordinator.loads import RankLoads, Slot
 from homing.coordinator.prefix_index import PrefixIndex
-from homing.coordinator.routing import POLICIES, WORK, Match, reads_prefixes, work
+from homing.coordinator.routing import POLICIES, WORK, Match, load_balanced, reads_prefixes, work
 from homing.prefix import routing_points
 
 TOKENS_OF_REQUEST = 1000
 """What a request loads beside its uncached prompt tokens: its answer, of a length not yet known."""
 TOKENS_FLOOR = 2048
-"""Mean load in tokens under which imbalance does not grow further: one usual prefill chunk."""
+"""Mean load in tokens below which imbalance does not count for more: a usual prefill chunk."""
+
+LoadUnit = Literal["requests", "tokens"]
+Record = Callable[[list[Any]], None]
+"""Takes what was done, its name first, as plain values."""
 
 
-class LoadUnit(StrEnum):
-    """What `prefix_affinity` counts as load."""
-
-    REQUESTS = "requests"
-    TOKENS = "tokens"
+@dataclass(frozen=True, kw_only=True)
+class RoutingConfig:
+    policy: str
+    alpha: float
+    load_unit: LoadUnit
+    """What `prefix_affinity` and the other policies count as load."""
+    prefix_ttl_s: float
+    max_index_entries: int
+    max_requests: int
+    """A rank may have in flight."""
 
 
 class Decision(NamedTuple):
     """Where a request went; kept until it ends."""
 
+    number: int
     slot: Slot
     num_prompt_tokens: int
-    predicted_cached_tokens: int
+    num_cached_tokens: int
+    """Predicted."""
     load: int
     """What was charged."""
 
 
-class Router:
-    def __init__(
-        self,
-        *,
-        policy: str,
-        alpha: float,
-        load_unit: LoadUnit,
-        prefix_ttl_s: float,
-        max_index_entries: int,
-        max_requests: int,
-        now: float,
-    ) -> None:
-        self.reads_prefixes = reads_prefixes(policy)
-        self.index = PrefixIndex(ttl_s=prefix_ttl_s, max_entries=max_index_entries, now=now)
-        self._in_tokens = load_unit is LoadUnit.TOKENS
+class RankRouter:
+    def __init__(self, config: RoutingConfig, *, now: float, record: Record | None = None) -> None:
+        self.reads_prefixes = reads_prefixes(config.policy)
+        self.index = PrefixIndex(
+            ttl_s=config.prefix_ttl_s, max_entries=config.max_index_entries, now=now
+        )
+        self._in_tokens = config.load_unit == "tokens"
         floor = TOKENS_FLOOR if self._in_tokens else 1
-        self.loads = RankLoads(max_load=max_requests, floor=floor)
-        self.backlog = Backlog() if policy == WORK else None
-        self._policy = POLICIES.get(policy)
-        self._alpha = alpha
+        self.loads = RankLoads(max_load=config.max_requests, floor=floor)
+        self.backlog = Backlog() if config.policy == WORK else None
+        self._policy = POLICIES.get(config.policy, load_balanced)  # not called for WORK
+        self._alpha = config.alpha
+        self._num_decisions = 0
+        self._record = record
+
+    # Ranks
+
+    def open_slot(self) -> Slot:
+        """A slot for a rank that joins."""
+        slot = self.index.open_slot()
+        if self._record:
+            self._record(["open_slot", slot])
+        return slot
 
     def open(self, slot: Slot) -> None:
-        """Let a slot of the index be chosen."""
+        """Let it be chosen."""
         self.loads.open(slot)
         if self.backlog:
             self.backlog.open(slot)
+        if self._record:
+            self._record(["open", slot])
 
     def close(self, slot: Slot) -> None:
         """Its requests have ended; do not choose it again."""
         self.loads.close(slot)
         if self.backlog:
             self.backlog.close(slot)
+        if self._record:
+            self._record(["close", slot])
+
+    def close_slot(self, slot: Slot) -> None:
+        """The session that had this slot is over."""
+        self.index.close_slot(slot)
+        if self._record:
+            self._record(["close_slot", slot])
+
+    def reported(self, slot: Slot, report: RankReport, now: float) -> None:
+        """An engine told of itself."""
+        if self.backlog:
+            self.backlog.reported(slot, report, now)
+            if self._record:
+                self._record(["reported", slot, [*report], now])
+
+    # Requests
 
     def route(
         self, digests: Sequence[bytes] | None, num_prompt_tokens: int, block_size: int, now: float
@@ -84,31 +118,47 @@ class Router:
         """
         loads, num_blocks = self.loads, num_prompt_tokens // block_size
         if digests is None or not self.reads_prefixes:
-            digests, matches = (), [Match(0, loads.available)]
+            digests, matches = None, [Match(0, loads.available)]
         else:
             matches = self.index.match(digests, routing_points(num_blocks), loads.available)
-        if self.backlog:
-            step, prices = self.backlog.model.times, self.backlog.prices
+        if backlog := self.backlog:
+            step, prices = backlog.model.times, backlog.prices
             slot = work(matches, num_prompt_tokens, block_size, step, prices, loads, now)
         else:
             slot = self._policy(matches, num_blocks, loads, self._alpha)
         matched = next(match.num_blocks for match in matches if match.slots >> slot & 1)
         # A fully cached prompt still computes its last token.
-        cached = min(matched * block_size, num_prompt_tokens - 1)
-        load = num_prompt_tokens - cached + TOKENS_OF_REQUEST if self._in_tokens else 1
+        num_cached = min(matched * block_size, num_prompt_tokens - 1)
+        load = num_prompt_tokens - num_cached + TOKENS_OF_REQUEST if self._in_tokens else 1
+        self._num_decisions += 1
+        decision = Decision(self._num_decisions, slot, num_prompt_tokens, num_cached, load)
         loads.charge(slot, load)
-        self.index.record(digests, slot)
+        self.index.record(digests or (), slot)
         if self.backlog:
-            self.backlog.sent(slot, num_prompt_tokens, cached, now)
-        return Decision(slot, num_prompt_tokens, cached, load)
+            self.backlog.sent(slot, num_prompt_tokens, num_cached, now)
+        if self._record:
+            joined = None if digests is None else b"".join(digests).hex()
+            self._record(["route", joined, num_prompt_tokens, block_size, now, [*decision]])
+        return decision
 
-    def end(self, decision: Decision, generated_tokens: int | None) -> None:
-        """A routed request ended. `generated_tokens` is None where its answer was cut off."""
+    def end(self, decision: Decision, num_generated_tokens: int | None) -> None:
+        """A routed request ended. The tokens are None where nobody knows how many there were."""
         self.loads.give_back(decision.slot, decision.load)
         if self.backlog:
-            self.backlog.ended(decision.slot, decision.num_prompt_tokens, generated_tokens)
+            self.backlog.ended(decision.slot, decision.num_prompt_tokens, num_generated_tokens)
+        if self._record:
+            self._record(["end", decision.number, num_generated_tokens])
 
-    def reported(self, slot: Slot, report: RankReport, now: float) -> None:
-        """An engine told of itself."""
-        if self.backlog:
-            self.backlog.reported(slot, report, now)
+    # The index
+
+    def advance(self, now: float) -> None:
+        """Let time pass. Call it often."""
+        self.index.advance(now)
+        if self._record:
+            self._record(["advance", now])
+
+    def clear(self) -> None:
+        """No rank holds anything."""
+        self.index.clear()
+        if self._record:
+            self._record(["clear"])

@@ -103,10 +103,9 @@ class Price(NamedTuple):
     fixed: float
 
 
-HARM = 0.5
-"""What a second by which a running request is delayed weighs against one of the request's own."""
-DECODING = 0.3
-"""What a second of decoding weighs against one until the first token."""
+DECODING = 0.1
+"""What a second of decoding weighs against one until the first token. Of 0, 0.1, 0.3 and 1 it did
+best over the generated workloads of `homing bench route`; docs/routing.md has the figures."""
 
 
 def price(
@@ -128,7 +127,7 @@ def price(
     decoding = factor * DECODING * answer_tokens
     return Price(
         clear_at,
-        per_prefill_s=factor * (1.0 + HARM * num_running),
+        per_prefill_s=factor * (1 + num_running),
         per_prompt_token=decoding * step.kv * (1 + num_running),
         fixed=decoding * (step.base + step.row * (1 + 2 * num_running) + step.kv * context_tokens),
     )
@@ -145,7 +144,7 @@ def work(
 ) -> Slot:
     """Least expected time to finish the request, and harm to those that run:
 
-        wait + prefill * (1 + HARM * running) + DECODING * answer * (own + others' step)
+        wait + prefill * (1 + running) + DECODING * answer * (own step + harm to others')
 
     Ties to the least loaded, then to the least recently chosen. Sources: wait and prefill are what
     Mooncake (FAST'25, algorithm 1) minimises; the harm term is the product of LMetric (arXiv

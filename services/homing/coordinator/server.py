@@ -12,6 +12,7 @@ import time
 
 from homing.coordinator.config import CoordinatorConfig
 from homing.coordinator.events import Failure, Forward, Instruction, Tick, Unsent, read_event
+from homing.coordinator.recording import Recorder
 from homing.coordinator.state import Coordinator
 from homing.transport import Router, SendResult
 from homing.wire import pack
@@ -26,7 +27,11 @@ class Server:
         """Binds. Raises `ConfigError` when the address is taken."""
         self._router = Router(config.bind, send_queue=config.send_queue)
         self._tick_s = config.heartbeat_s
-        self._state = Coordinator(config, incarnation=secrets.randbits(63), now=time.monotonic())
+        now = time.monotonic()
+        self._recorder = Recorder(config.record, config.routing, now=now) if config.record else None
+        record = self._recorder.record if self._recorder else None
+        incarnation = secrets.randbits(63)
+        self._state = Coordinator(config, incarnation=incarnation, now=now, record=record)
         self.address = self._router.address
         log.info("bound", extra={"address": self.address, "policy": config.policy})
 
@@ -44,6 +49,8 @@ class Server:
 
     def close(self) -> None:
         self._router.close()
+        if self._recorder:
+            self._recorder.close()
 
     def _perform(self, instructions: list[Instruction]) -> None:
         """Send; a peer that cannot be sent to is lost, which may ask for more sends.

@@ -19,12 +19,10 @@ from homing.coordinator.config import CoordinatorConfig
 from homing.coordinator.control import FleetControl
 from homing.coordinator.events import Outbox, Send
 from homing.coordinator.history import History
-from homing.coordinator.loads import RankLoads
 from homing.coordinator.peers import TRANSITIONS, PeerEvent, Peers, Refusal, read_card
-from homing.coordinator.prefix_index import PrefixIndex
 from homing.coordinator.records import Client, Engine, Peer, PeerState
 from homing.coordinator.requests import Requests
-from homing.coordinator.routing import reads_prefixes
+from homing.coordinator.router import RankRouter
 from homing.coordinator.totals import EngineCounters, Totals
 from homing.wire import (
     PROTOCOL_VERSION,
@@ -54,8 +52,7 @@ class Sessions:
         now: float,
         requests: Requests,
         control: FleetControl,
-        index: PrefixIndex,
-        loads: RankLoads,
+        router: RankRouter,
         totals: Totals,
         counters: EngineCounters,
         outbox: Outbox,
@@ -66,8 +63,7 @@ class Sessions:
         self._ticked_at = now
         self._requests = requests
         self._control = control
-        self._index = index
-        self._loads = loads
+        self._router = router
         self._totals = totals
         self._counters = counters
         self._outbox = outbox
@@ -126,7 +122,7 @@ class Sessions:
         rank = self.peers.choose_rank(hello)
         if former := self.peers.engine_of_rank.get(rank):
             self.end(former, PeerEvent.LOST, "was replaced")
-        engine = Engine(sender, hello.uid, rank, self._index.open_slot(), hello, now, hello.state)
+        engine = Engine(sender, hello.uid, rank, self._router.open_slot(), hello, now, hello.state)
         if is_first:
             self._card_is_new |= card != self._card
             self._card, self._card_frame = card, hello.model_card
@@ -149,8 +145,8 @@ class Sessions:
             epoch=self.epoch,
             control_sequence=self._control.sequence,
             policy=self._config.policy,
-            reads_prefixes=reads_prefixes(self._config.policy),
-            live_ranks=self._loads.num_open,
+            reads_prefixes=self._router.reads_prefixes,
+            live_ranks=self._router.loads.num_open,
             heartbeat_s=self._config.heartbeat_s,
             model_card=self._card_frame if is_client else None,
             ranks=pack_payload(self.peers.rank_infos()) if is_client else None,
@@ -177,13 +173,13 @@ class Sessions:
                 self.end(peer, PeerEvent.LOST, f"was silent for {timeout_s:g} s")
             else:
                 self._outbox.append(Send(peer.identity, beat))
-        self._index.advance(now)
+        self._router.advance(now)
 
     def start_commands(self) -> None:
         """Carry out the commands whose turn it is."""
         while command := self._control.start_next(self.peers.engines):
             if command is Command.RESET_PREFIX_CACHE:
-                self._index.clear()
+                self._router.clear()
             else:
                 self._fleet_changed = True
 
@@ -210,8 +206,8 @@ class Sessions:
             state=self._control.state,
             epoch=self.epoch,
             policy=self._config.policy,
-            reads_prefixes=reads_prefixes(self._config.policy),
-            live_ranks=self._loads.num_open,
+            reads_prefixes=self._router.reads_prefixes,
+            live_ranks=self._router.loads.num_open,
             model_card=self._card_frame if self._card_is_new else None,
             ranks=pack_payload(self.peers.rank_infos()),
         )
@@ -234,7 +230,7 @@ class Sessions:
             self._totals.lost_ranks += was_lost
             self._requests.lose_engine(peer, f"{peer} {why}")
             self._control.forget_engine(peer)
-            self._index.close_slot(peer.slot)
+            self._router.close_slot(peer.slot)
             self._counters.leave(peer.uid)
             self._fleet_changed = True
             self.start_commands()

@@ -34,14 +34,13 @@ from homing.coordinator.events import (
     Unsent,
 )
 from homing.coordinator.history import History
-from homing.coordinator.loads import RankLoads
 from homing.coordinator.peers import PeerEvent, Strangers
-from homing.coordinator.prefix_index import PrefixIndex
-from homing.coordinator.records import Client, Engine, Peer
+from homing.coordinator.records import Client, Engine, Peer, PeerState
 from homing.coordinator.requests import Requests
+from homing.coordinator.router import RankRouter, Record
 from homing.coordinator.sessions import Sessions
 from homing.coordinator.snapshot import fleet_snapshot
-from homing.coordinator.totals import EngineCounters, Totals, read_counters
+from homing.coordinator.totals import EngineCounters, Totals, read_counters, read_report
 from homing.errors import WireError
 from homing.wire import (
     Abort,
@@ -65,8 +64,18 @@ log = logging.getLogger(__name__)
 
 
 class Coordinator:
-    def __init__(self, config: CoordinatorConfig, *, incarnation: int, now: float) -> None:
-        """`incarnation` is random: it tells peers this coordinator from the one before it."""
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        *,
+        incarnation: int,
+        now: float,
+        record: Record | None = None,
+    ) -> None:
+        """`incarnation` is random: it tells peers this coordinator from the one before it.
+
+        `record` is told all that is done to the router.
+        """
         self._config = config
         self._incarnation = incarnation
         self._started_at = now
@@ -74,11 +83,9 @@ class Coordinator:
         history = History()
         self.totals = Totals()
         self.counters = EngineCounters()
-        self.index = PrefixIndex(
-            ttl_s=config.prefix_ttl_s, max_entries=config.max_index_entries, now=now
-        )
-        self.loads = RankLoads(max_load=config.max_queued_requests)
-        self.requests = Requests(config, self.index, self.loads, self._outbox, history, self.totals)
+        self._router = RankRouter(config.routing, now=now, record=record)
+        self.index, self.loads = self._router.index, self._router.loads
+        self.requests = Requests(config, self._router, self._outbox, history, self.totals)
         self.control = FleetControl(self._outbox, history)
         self.sessions = Sessions(
             config,
@@ -86,8 +93,7 @@ class Coordinator:
             now=now,
             requests=self.requests,
             control=self.control,
-            index=self.index,
-            loads=self.loads,
+            router=self._router,
             totals=self.totals,
             counters=self.counters,
             outbox=self._outbox,
@@ -128,20 +134,20 @@ class Coordinator:
             self._strangers.forget(sender)
             self.sessions.hello(sender, message, now)
         elif isinstance(peer, Engine):
-            self._from_engine(peer, message, frames)
+            self._from_engine(peer, message, frames, now)
         elif peer is not None:
             self._from_client(peer, message, frames, now)
         elif not isinstance(message, Goodbye) and self._strangers.may_tell(sender, now):
             self._outbox.append(Send(sender, Rejoin(self._incarnation)))
 
     def _from_engine(
-        self, engine: Engine, message: ToCoordinator, frames: Sequence[Buffer]
+        self, engine: Engine, message: ToCoordinator, frames: Sequence[Buffer], now: float
     ) -> None:
         match message:
             case Output():
                 self._on_output(engine, message, frames)
             case Heartbeat():
-                self._on_report(engine, message)
+                self._on_report(engine, message, now)
             case ControlDone():
                 self.sessions.control_done(engine, message)
             case Goodbye():
@@ -154,7 +160,7 @@ class Coordinator:
     ) -> None:
         match message:
             case Submit():
-                self.requests.submit(client, message, frames)
+                self.requests.submit(client, message, frames, now)
             case Heartbeat():
                 pass
             case Abort() if message.client == client.uid:
@@ -188,12 +194,16 @@ class Coordinator:
         else:
             self._outbox.append(Forward(client.identity, frames))
 
-    def _on_report(self, engine: Engine, report: Heartbeat) -> None:
+    def _on_report(self, engine: Engine, report: Heartbeat, now: float) -> None:
         engine.report = report
         try:
             self.counters.update(engine.uid, read_counters(report.counters))
         except WireError as error:
             self._drop(engine, f"counters: {error}")
+            return
+        if engine.state is PeerState.LIVE:
+            rank_report = read_report(report, self.counters.of(engine.uid))
+            self._router.reported(engine.slot, rank_report, now)
 
     def _on_garbage(self, event: Garbage | GarbageSubmit, now: float) -> None:
         peer = self.peers.by_identity.get(event.sender)

@@ -17,7 +17,6 @@ choice, so even the guess orders ranks well enough.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import mul
 from typing import NamedTuple
 
@@ -55,7 +54,7 @@ class StepSums(NamedTuple):
     seconds: float = 0.0
 
     def since(self, earlier: StepSums) -> StepSums:
-        return StepSums(*(now - then for now, then in zip(self, earlier, strict=True)))
+        return StepSums._make(now - then for now, then in zip(self, earlier, strict=True))
 
 
 GUESS = StepTimes(base=10e-3, prefill=100e-6, attention=1e-9, row=100e-6, kv=100e-9)

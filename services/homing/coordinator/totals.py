@@ -6,7 +6,9 @@ import math
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
-from homing.wire import Payload, read_payload
+from homing.coordinator.backlog import RankReport
+from homing.coordinator.step_model import StepSums
+from homing.wire import Heartbeat, Payload, read_payload
 
 MAX_COUNTERS = 256
 MAX_COUNTER_NAME = 64
@@ -60,6 +62,19 @@ def read_counters(frame: Payload) -> Counters:
         if len(counters) < MAX_COUNTERS and len(name) <= MAX_COUNTER_NAME and 0 <= value < math.inf:
             counters[name] = value
     return counters
+
+
+def read_report(report: Heartbeat, counters: Counters) -> RankReport:
+    """What an engine's heartbeat tells the router. A counter that it does not keep counts as 0."""
+    sums = StepSums(
+        num_steps=int(counters.get("steps", 0)),
+        prefill_tokens=int(counters.get("prefilled_tokens", 0)),
+        prefill_pairs=int(counters.get("prefilled_pairs", 0)),
+        decode_rows=int(counters.get("decode_rows", 0)),
+        decode_context=int(counters.get("decode_context_tokens", 0)),
+        seconds=counters.get("prefill_step_s", 0.0) + counters.get("decode_step_s", 0.0),
+    )
+    return RankReport(report.running + report.waiting, report.owed_tokens, sums)
 
 
 class EngineCounters:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import count
 
 from homing.bench.replay.ranks import Job, SimulatedRank, StepCost
 from homing.bench.replay.workload import Workload, routing_digests
 from homing.coordinator.loads import Slot
-from homing.coordinator.router import LoadUnit, Router
+from homing.coordinator.router import LoadUnit, RankRouter, RoutingConfig
 from homing.coordinator.routing import POLICY_NAMES
 from homing.errors import ConfigError
 
@@ -27,14 +27,8 @@ BLOCK_TOKENS = 16
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    policy: str
-    load_unit: LoadUnit
+    routing: RoutingConfig
     num_ranks: int
-    alpha: float = 0.5
-    prefix_ttl_s: float = 300.0
-    max_index_entries: int = 1_000_000
-    max_requests: int = 1_000_000
-    """A rank may have in flight. The replay refuses nothing, so that policies do equal work."""
     report_s: float = 0.5
     """How often engines report."""
 
@@ -67,35 +61,28 @@ class ReplayResult:
 
 def parse_policy(label: str) -> tuple[str, LoadUnit]:
     """`prefix_affinity/tokens` -> the policy and the unit of its load."""
-    name, unit = label.removesuffix(TOKENS_SUFFIX), LoadUnit.REQUESTS
-    if label.endswith(TOKENS_SUFFIX):
-        unit = LoadUnit.TOKENS
+    name = label.removesuffix(TOKENS_SUFFIX)
     if name not in POLICY_NAMES:
         raise ConfigError(f"policy is {name!r}; there are {', '.join(POLICY_NAMES)}")
-    return name, unit
+    return name, "tokens" if label.endswith(TOKENS_SUFFIX) else "requests"
 
 
-def policy_label(name: str, unit: LoadUnit) -> str:
-    return name + TOKENS_SUFFIX if unit is LoadUnit.TOKENS else name
+def policy_label(config: RoutingConfig) -> str:
+    return config.policy + (TOKENS_SUFFIX if config.load_unit == "tokens" else "")
 
 
 class Replay:
     def __init__(self, workload: Workload, config: ReplayConfig, cost: StepCost) -> None:
         self._workload = workload
         self._config = config
-        self._router = Router(
-            policy=config.policy,
-            alpha=config.alpha,
-            load_unit=config.load_unit,
+        self._router = RankRouter(
             # The trace's time is compressed, and so is what depends on it.
-            prefix_ttl_s=config.prefix_ttl_s / workload.time_scale,
-            max_index_entries=config.max_index_entries,
-            max_requests=config.max_requests,
+            replace(config.routing, prefix_ttl_s=config.routing.prefix_ttl_s / workload.time_scale),
             now=0.0,
         )
         self._rank_of_slot: dict[Slot, SimulatedRank] = {}
         for _ in range(config.num_ranks):
-            slot = self._router.index.open_slot()
+            slot = self._router.open_slot()
             self._router.open(slot)
             self._rank_of_slot[slot] = SimulatedRank(
                 workload.kv_tokens, workload.block_tokens, cost
@@ -133,7 +120,7 @@ class Replay:
         if router.reads_prefixes:
             digests = routing_digests(turn, workload.block_tokens, BLOCK_TOKENS, own_id)
         started = time.thread_time()
-        router.index.advance(now)
+        router.advance(now)
         decision = router.route(digests, turn.num_prompt_tokens, BLOCK_TOKENS, now)
         self._decision_s += time.thread_time() - started
         self._max_entries = max(self._max_entries, router.index.num_entries)
@@ -167,12 +154,11 @@ class Replay:
         busy = [rank.busy_s for rank in ranks]
         prompt_tokens = sum(job.turn.num_prompt_tokens for job in jobs)
         return ReplayResult(
-            policy=policy_label(self._config.policy, self._config.load_unit),
+            policy=policy_label(self._config.routing),
             ranks=self._config.num_ranks,
             requests=len(jobs),
             hit_rate=sum(job.num_cached for job in jobs) / prompt_tokens,
-            predicted_hit_rate=sum(job.decision.predicted_cached_tokens for job in jobs)
-            / prompt_tokens,
+            predicted_hit_rate=sum(job.decision.num_cached_tokens for job in jobs) / prompt_tokens,
             ttft_mean_s=statistics.fmean(ttft),
             ttft_p50_s=ttft[len(ttft) // 2],
             ttft_p99_s=ttft[len(ttft) * 99 // 100],

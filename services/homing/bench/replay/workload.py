@@ -30,7 +30,7 @@ class Turn:
     block_ids: Sequence[int]
     """Of the prompt's full blocks."""
     answer_ids: Sequence[int] = ()
-    """Of the blocks that the answer fills, as far as the trace tells: what the next turn repeats."""
+    """Of the blocks that its answer fills, as far as the trace tells: the next turn repeats them."""
     think_s: float = 0.0
     """Pause after its answer before the next turn."""
 
@@ -74,7 +74,7 @@ class Workload:
         )
         return replace(self, sessions=sorted(sessions, key=lambda session: session.start_s))
 
-    def first(self, num_sessions: int) -> Workload:
+    def first(self, num_sessions: int | None) -> Workload:
         return replace(self, sessions=self.sessions[:num_sessions])
 
 
