@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    config = tyro.cli(FrontendConfig, prog="python -m homing.frontend")
+    config = tyro.cli(
+        FrontendConfig, prog="homing frontend", description="Serve the fleet's model over HTTP."
+    )
     configure_logging("frontend", verbose=config.verbose)
     if config.lifeline_fd is not None:
         watch_lifeline(config.lifeline_fd)

@@ -1,0 +1,46 @@
+"""The demo model's own tokenizer and chat template, against what llama.cpp and its authors say."""
+
+from __future__ import annotations
+
+import pytest
+
+from homing.engine.weights import resolve_model
+from homing.tokenizer import IncrementalDecoder, Tokenizer
+
+# Text -> ids, as llama.cpp gives them for the same GGUF file.
+REFERENCE = {
+    "Hello world": [19556, 905],
+    "  leading   spaces\n\n\ttabs": [216, 2899, 256, 5600, 1116, 197, 100, 7366],
+    "naïve café — “quotes” …": [3546, 46494, 37366, 1841, 619, 385, 2346, 573, 5548],
+    "Привет, мир": [155, 249, 46879, 16464, 32547, 28, 41337, 7872, 9175],
+    "<|im_start|>user\nhi<|im_end|>\n": [1, 4093, 198, 6004, 2, 198],
+    "2+2=4; x1y22z333": [34, 27, 34, 45, 36, 43, 1792, 33, 105, 34, 34, 106, 35, 35, 35],
+    "𝕏 math 𝒜": [23159, 239, 233, 4119, 216, 23159, 236, 246],
+    "\x00\x01 control": [190, 191, 1533],
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.from_dir(resolve_model(None).directory)
+
+
+@pytest.mark.parametrize(("text", "ids"), REFERENCE.items())
+def test_ids_are_those_of_llama_cpp_and_decode_to_the_text(tokenizer, text, ids):
+    assert tokenizer.encode(text) == ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_text_grows_a_character_at_a_time(tokenizer):
+    decoder = IncrementalDecoder(tokenizer, [])
+    pieces = [decoder.push([token]) for token in REFERENCE["𝕏 math 𝒜"]]
+    assert pieces == ["", "", "𝕏", " math", " ", "", "", "𝒜"]
+
+
+def test_the_chat_template_adds_a_system_message_only_where_there_is_none(tokenizer):
+    user = {"role": "user", "content": "hi"}
+    rest = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    system = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, "
+    assert tokenizer.render_chat([user]) == (system + "trained by Hugging Face<|im_end|>\n" + rest)
+    own = {"role": "system", "content": "Be brief."}
+    assert tokenizer.render_chat([own, user]) == "<|im_start|>system\nBe brief.<|im_end|>\n" + rest
