@@ -96,7 +96,10 @@ def _handle_signals(family: Family, stop_asked: asyncio.Event) -> None:
             logger.info("stopping: once more to stop at once")
             stop_asked.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # it is ignored under nohup
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
 
 
