@@ -150,20 +150,27 @@ def work(
     Mooncake (FAST'25, algorithm 1) minimises; the harm term is the product of LMetric (arXiv
     2603.15202), uncached tokens * running requests, in seconds.
     """
-    best, cheapest = 0, float("inf")
+    slots: list[Slot] = []
+    prefills: list[float] = []
     for match in matches:
         num_cached = min(match.num_blocks * block_size, num_prompt_tokens - 1)
+        slots += slots_of(match.slots)
         prefill_s = step.prefill_s(num_cached, num_prompt_tokens)
-        for slot in slots_of(match.slots):
-            clear_at, per_prefill_s, per_prompt_token, cost = prices[slot]
-            cost += per_prefill_s * prefill_s + per_prompt_token * num_prompt_tokens
-            if clear_at > now:
-                cost += clear_at - now
-            if cost < cheapest:
-                best, cheapest = 1 << slot, cost
-            elif cost == cheapest:
-                best |= 1 << slot
-    return loads.least_loaded(best)
+        prefills += [prefill_s] * (len(slots) - len(prefills))
+    costs = [  # in one expression: it may be 256 ranks wide
+        fixed
+        + per_prefill_s * prefill_s
+        + per_prompt_token * num_prompt_tokens
+        + (clear_at - now if clear_at > now else 0.0)
+        for prefill_s, (clear_at, per_prefill_s, per_prompt_token, fixed) in zip(
+            prefills, map(prices.__getitem__, slots), strict=True
+        )
+    ]
+    least = min(costs)
+    if costs.count(least) == 1:
+        return slots[costs.index(least)]
+    tied = (1 << slot for slot, cost in zip(slots, costs, strict=True) if cost == least)
+    return loads.least_loaded(sum(tied))
 
 
 def _all_slots(matches: Iterable[Match]) -> int:
