@@ -52,6 +52,8 @@ def headers_of(error: HomingError) -> dict[str, str]:
 def error_body(error: HomingError) -> dict[str, dict[str, str | None]]:
     mapping = _mapping(error)
     field = error.field if isinstance(error, InvalidRequest) else None
+    if field == "structured_output":  # an engine refused it, and knows no field of HTTP
+        field = "response_format"
     return _body(str(error), mapping.type, field, mapping.code)
 
 

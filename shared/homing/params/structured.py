@@ -73,4 +73,4 @@ def _check_length(definition: str) -> None:
 
 def invalid(message: str) -> InvalidRequest:
     """The error for a definition that cannot be honoured."""
-    return InvalidRequest(f"structured_output: {message}", field="structured_output")
+    return InvalidRequest(f"structured output: {message}", field="structured_output")

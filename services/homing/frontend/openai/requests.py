@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from homing.errors import InvalidRequest
+from homing.frontend.openai.structured import StructuredFields
 
 
 class StreamOptions(Struct):
@@ -22,7 +23,7 @@ class StreamOptions(Struct):
     """With `include_usage`: the count so far on every chunk."""
 
 
-class GenerationRequest(Struct, kw_only=True):
+class GenerationRequest(StructuredFields, kw_only=True):
     """What both endpoints take."""
 
     model: str | None = None
@@ -89,18 +90,9 @@ _NOT_HONOURED: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
     "structural_tag": (),
-    "regex": (),
-    "ebnf": (),
-    "json_schema": (),
-    "grammar": (),
     "suffix": ("",),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),

@@ -6,6 +6,7 @@ from typing import Any
 
 from homing.errors import InvalidRequest
 from homing.frontend.openai.requests import ChatRequest, CompletionRequest, GenerationRequest
+from homing.frontend.openai.structured import structured_output
 from homing.params import SamplingParams
 from homing.params.sampling import MAX_TOP_LOGPROBS
 
@@ -86,6 +87,7 @@ def _params(
         "return_log_probs": num_top is not None or wants_prompt,
         "skip_prompt_log_probs": not wants_prompt,
         "top_n_logprobs": max(num_top or 0, request.prompt_logprobs or 0),
+        "structured_output": structured_output(request),
         **_truncation(request),
     }
     given = {name: value for name, value in values.items() if value is not None}
