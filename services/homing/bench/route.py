@@ -1,7 +1,8 @@
 """`homing bench route`: replays request traces through the coordinator's routing.
 
 The coordinator's own index, loads and policies choose; simulated ranks keep time. The table goes
-to stderr, one JSON object to stdout.
+to stderr, one JSON object to stdout. With `--costs` nothing is replayed: it measures what a
+decision takes and what an entry of the index holds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import tyro
 
+from homing.bench.replay.costs import decision_cost, index_cost
 from homing.bench.replay.generated import GENERATED
 from homing.bench.replay.ranks import StepCost
 from homing.bench.replay.simulation import Replay, ReplayConfig, ReplayResult, parse_policy
@@ -55,6 +57,12 @@ class RouteBenchConfig:
     """Seconds of the trace until an unrepeated prefix is forgotten."""
     seed: int = 7
     """Of the generated traces."""
+    costs: bool = False
+    """Measure instead the decisions for prompts of --prompt-tokens, and the index's memory."""
+    prompt_tokens: int = 131_072
+    """Of the prompts that --costs routes."""
+    index_entries: int = 1_000_000
+    """Of the index that --costs fills."""
 
     def __post_init__(self) -> None:
         if self.load <= 0:
@@ -78,6 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(config: RouteBenchConfig) -> dict[str, object]:
     """All combinations, one after another. Raises ConfigError for a trace that is none."""
+    results = measure_costs(config) if config.costs else replay_all(config)
+    return {"bench": "route", **asdict(config), "results": results}
+
+
+def replay_all(config: RouteBenchConfig) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     for trace in config.trace:
         for num_ranks in config.fleet_sizes:
@@ -87,7 +100,21 @@ def run(config: RouteBenchConfig) -> dict[str, object]:
                 result = replay(config, workload, policy, num_ranks)
                 _print_row(result)
                 results.append({"trace": trace} | asdict(result))
-    return {"bench": "route", **asdict(config), "results": results}
+    return results
+
+
+def measure_costs(config: RouteBenchConfig) -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = []
+    for num_ranks in config.fleet_sizes:
+        for policy in config.policies.split(","):
+            routing = routing_config(config, policy, num_ranks)
+            decision = decision_cost(policy, routing, num_ranks, config.prompt_tokens)
+            results.append(asdict(decision))
+            print(f"{decision}", file=sys.stderr, flush=True)
+        index = index_cost(config.index_entries, num_ranks, num_refreshes=4)
+        results.append(asdict(index))
+        print(f"{index}", file=sys.stderr, flush=True)
+    return results
 
 
 def load_workload(config: RouteBenchConfig, trace: str, num_ranks: int) -> Workload:
@@ -105,8 +132,18 @@ def load_workload(config: RouteBenchConfig, trace: str, num_ranks: int) -> Workl
 def replay(
     config: RouteBenchConfig, workload: Workload, policy: str, num_ranks: int
 ) -> ReplayResult:
+    gc.collect()
+    gc.disable()  # a collection's pause would be counted as some decision's
+    try:
+        routing = routing_config(config, policy, num_ranks)
+        return Replay(workload, ReplayConfig(routing, num_ranks), StepCost()).run()
+    finally:
+        gc.enable()
+
+
+def routing_config(config: RouteBenchConfig, policy: str, num_ranks: int) -> RoutingConfig:
     name, unit = parse_policy(policy)
-    routing = RoutingConfig(
+    return RoutingConfig(
         policy=name,
         load_unit=unit,
         alpha=config.alpha,
@@ -114,12 +151,6 @@ def replay(
         max_index_entries=1_000_000 * max(1, num_ranks // COPY_RANKS),
         max_requests=sys.maxsize,  # none is refused, so that all policies do equal work
     )
-    gc.collect()
-    gc.disable()  # a collection's pause would be counted as some decision's
-    try:
-        return Replay(workload, ReplayConfig(routing, num_ranks), StepCost()).run()
-    finally:
-        gc.enable()
 
 
 def _print_header(workload: Workload, num_ranks: int) -> None:
