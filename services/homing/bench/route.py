@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tyro
 
@@ -26,14 +26,25 @@ from homing.bench.replay.workload import Workload
 from homing.coordinator.router import RoutingConfig
 from homing.errors import ConfigError
 
-COPY_RANKS = 16
-"""A trace stands for the traffic of so many ranks: larger fleets replay disjoint copies of it."""
 SECONDS_OF_BURST = 3.0
 """Arrival times of the Mooncake traces are rounded to these; copies are spread over them."""
 
-SPEEDUP = {"conversation": 4.0, "synthetic": 4.0}
-"""How much faster than recorded a trace is sent to 16 ranks, for a load near what they can bear
-with their caches used well. Unknown traces: 1."""
+
+class Scale(NamedTuple):
+    """What fleet a trace is traffic for. Larger ones replay disjoint copies of it, side by side."""
+
+    ranks: int
+    speedup: float
+    """How much faster than recorded it is sent to so many ranks: near what they can bear."""
+
+
+SCALE_OF_TRACE = {
+    "conversation": Scale(16, 4.0),
+    "synthetic": Scale(16, 4.0),
+    "chat-sessions": Scale(4, 1.0),
+    "rl-groups": Scale(4, 1.0),
+}
+OTHER_SCALE = Scale(16, 1.0)
 
 
 @dataclass(frozen=True)
@@ -123,8 +134,9 @@ def load_workload(config: RouteBenchConfig, trace: str, num_ranks: int) -> Workl
         workload = GENERATED[trace](num_ranks, config.seed)
         return workload.first(config.limit).compressed(config.load)
     recorded = load_bundled(trace) if trace in BUNDLED else load_trace(Path(trace), trace)
-    copies = max(1, num_ranks // COPY_RANKS)
-    speedup = SPEEDUP.get(trace, 1.0) * config.load * num_ranks / (COPY_RANKS * copies)
+    scale = SCALE_OF_TRACE.get(trace, OTHER_SCALE)
+    copies = max(1, num_ranks // scale.ranks)
+    speedup = scale.speedup * config.load * num_ranks / (scale.ranks * copies)
     workload = recorded.first(config.limit).compressed(speedup)
     return workload.copied(copies, SECONDS_OF_BURST / speedup / copies)
 
@@ -148,7 +160,7 @@ def routing_config(config: RouteBenchConfig, policy: str, num_ranks: int) -> Rou
         load_unit=unit,
         alpha=config.alpha,
         prefix_ttl_s=config.prefix_ttl_s,
-        max_index_entries=1_000_000 * max(1, num_ranks // COPY_RANKS),
+        max_index_entries=sys.maxsize,  # as many as the TTL lets live, which the table shows
         max_requests=sys.maxsize,  # none is refused, so that all policies do equal work
     )
 

@@ -30,7 +30,7 @@ class Turn:
     block_ids: Sequence[int]
     """Of the prompt's full blocks."""
     answer_ids: Sequence[int] = ()
-    """Of the blocks that its answer fills, as far as the trace tells: the next turn repeats them."""
+    """Of the blocks that its answer fills, as far as the next turn repeats and so tells them."""
     think_s: float = 0.0
     """Pause after its answer before the next turn."""
 
