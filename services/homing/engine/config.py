@@ -22,8 +22,8 @@ class EngineConfig:
     max_model_len: int | None = None
     """Most tokens of a request, prompt and answer. Default: the model's context length."""
     kv_cache_gb: float | None = None
-    """Memory for keys and values, in GiB. Default: 4, or 15 % of the machine's memory if that is
-    less."""
+    """Memory for keys and values, in GiB. Default: 4, or 15 % of the machine's memory, or what four
+    full batches of longest requests take, whichever is least."""
     block_size: int = 16
     """Tokens of a KV block: the grain in which prefixes are shared."""
     max_batch_requests: int = 64

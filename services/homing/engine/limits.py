@@ -14,6 +14,8 @@ GIB = 2**30
 DEFAULT_KV_CACHE_GB = 4.0
 DEFAULT_KV_CACHE_SHARE = 0.15
 """Of the machine's memory: two engines and their weights then leave it more than half."""
+DEFAULT_KV_CACHE_BATCHES = 4
+"""A cache that nobody sized holds no more than so many full batches of longest requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +68,19 @@ def _max_context_tokens(config: EngineConfig, shape: ModelShape) -> int:
 
 
 def _num_blocks(config: EngineConfig, shape: ModelShape, max_context_tokens: int) -> int:
+    bytes_per_block = block_bytes(shape, config.block_size)
+    blocks_per_request = -(-max_context_tokens // config.block_size)
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     cache_gb = config.kv_cache_gb
     if cache_gb is None:
-        cache_gb = min(DEFAULT_KV_CACHE_GB, DEFAULT_KV_CACHE_SHARE * memory_gb)
+        most = DEFAULT_KV_CACHE_BATCHES * config.max_batch_requests * blocks_per_request + 1
+        cache_gb = min(
+            DEFAULT_KV_CACHE_GB, DEFAULT_KV_CACHE_SHARE * memory_gb, most * bytes_per_block / GIB
+        )
     if not 0 < cache_gb < memory_gb:
         raise ConfigError(f"--kv-cache-gb is {cache_gb:g}; the machine has {memory_gb:.1f} GiB")
-    bytes_per_block = block_bytes(shape, config.block_size)
     num_blocks = int(cache_gb * GIB) // bytes_per_block
-    needed = -(-max_context_tokens // config.block_size) + 1  # and the scratch block
+    needed = blocks_per_request + 1  # and the scratch block
     if num_blocks < needed:
         num_tokens = max(0, num_blocks - 1) * config.block_size
         raise ConfigError(
