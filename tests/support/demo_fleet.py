@@ -37,6 +37,7 @@ class DemoFleet:
         self.state = FleetState.RUNNING
         self.recent: list[dict[str, Any]] = []
         self.measures_ttft = False
+        self.api_key: str | None = None
 
     def view(self) -> FleetView:
         return FleetView(
@@ -105,6 +106,13 @@ def demo_app(fleet: DemoFleet, *, words: list[str], until: asyncio.Event | None 
     word then."""
     app = Quart(__name__)
     app.register_blueprint(page_routes(fleet.snapshot, fleet.view))
+
+    @app.before_request
+    async def check_key() -> tuple[Any, int] | None:
+        given = request.headers.get("Authorization")
+        if request.path == "/fleet" and fleet.api_key and given != f"Bearer {fleet.api_key}":
+            return {"error": {"message": "a key is needed"}}, 401
+        return None
 
     @app.errorhandler(Unavailable)
     async def on_unavailable(error: Unavailable) -> tuple[Any, int]:

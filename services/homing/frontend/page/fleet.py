@@ -1,4 +1,9 @@
-"""GET /fleet: the coordinator's snapshot, cut down to what people look at."""
+"""GET /fleet: the coordinator's snapshot, cut down to what people look at.
+
+`recent`, newest first, is where the last requests went and why. Each has `age_s`, `num_blocks` of
+its prompt, the `rank` it went to, and for every rank in `scores`: `rank`, `matched_blocks`, `load`
+and `score`. Empty where the coordinator does not say.
+"""
 
 from __future__ import annotations
 

@@ -121,8 +121,10 @@ function plot(holder, points, { show, ceiling, marks = [], label, bare = false }
   for (const run of runs(points.filter(isShown))) {
     const path = run.map(([time, value]) => `${x(time).toFixed(1)},${y(value).toFixed(1)}`);
     const [from, to] = [x(run[0][0]).toFixed(1), x(run.at(-1)[0]).toFixed(1)];
-    svg.append(shape("path", { class: "area", d: `M${from},${bottom}L${path.join("L")}L${to},${bottom}Z` }));
-    svg.append(shape("path", { class: "curve", d: `M${path.join("L")}` }));
+    const line = path.join("L");
+    const area = `M${from},${bottom}L${line}L${to},${bottom}Z`;
+    svg.append(shape("path", { class: "area", d: area }));
+    svg.append(shape("path", { class: "curve", d: `M${line}` }));
   }
   for (const [time, value] of marks.filter(isShown)) {
     svg.append(shape("circle", { class: "mark", cx: x(time), cy: y(value), r: 3.5 }));
@@ -206,34 +208,33 @@ function showRanks(fleet) {
   const list = $("#ranks");
   while (list.children.length > fleet.ranks.length) list.lastChild.remove();
   while (list.children.length < fleet.ranks.length) list.append(rankCard());
-  const most = Math.max(8, ...fleet.ranks.map((row) => row.load));
+  const most = Math.max(8, ...fleet.ranks.map((row) => row.running + row.waiting));
   fleet.ranks.forEach((row, at) => showRank(list.children[at], row, most));
 }
 
 function rankCard() {
-  const bar = (name) => element("div", { className: `bar ${name}` });
-  const row = (term, name, ...parts) => {
-    const track = bar(name);
-    track.append(...parts);
-    return [element("dt", { textContent: term }), track, element("dd", { className: name })];
-  };
   const part = (className) => element("i", { className });
+  const row = (term, name, ...parts) => [
+    element("dt", { textContent: term }),
+    element("dd", { className: `bar ${name}`, ariaHidden: "true" }, ...parts.map(part)),
+    element("dd", { className: `value ${name}` }),
+  ];
+  const rows = [
+    ...row("load", "load", "running", "waiting"),
+    ...row("KV cache", "kv", "used"),
+    ...row("hit rate", "hit", "hits"),
+  ];
   return element(
     "li",
     {},
     element("h3", {}, part("dot"), element("span"), element("small")),
-    element(
-      "dl",
-      {},
-      ...row("load", "load", part("running"), part("waiting")),
-      ...row("KV cache", "kv", part("used")),
-      ...row("hit rate", "hit", part("hits")),
-    ),
+    element("dl", {}, ...rows),
     element("div", { className: "plot" }),
   );
 }
 
-function showRank(card, row, mostLoad) {
+/** `most`: how many requests fill the load's bar. Its number may be in tokens. */
+function showRank(card, row, most) {
   const last = samples.length - 1;
   const counter = (key) => ofRank(row.rank, key);
   const speed = rateAt(last, counter("generated_tokens"));
@@ -245,19 +246,19 @@ function showRank(card, row, mostLoad) {
   $("h3 span", card).textContent = `Rank ${row.rank}`;
   $("h3 small", card).textContent =
     state === "running" ? `${showRate(speed ?? 0)} tok/s` : state;
-  share($(".running", card), Math.min(row.running, row.load) / mostLoad);
-  share($(".waiting", card), Math.max(0, row.load - row.running) / mostLoad);
+  share($(".running", card), row.running / most);
+  share($(".waiting", card), row.waiting / most);
   share($(".used", card), kv);
   share($(".hits", card), hits ?? 0);
-  $("dd.load", card).textContent = whole.format(row.load);
-  $("dd.load", card).title =
-    `${row.running} running, ${row.waiting} waiting, ${plural(row.owed_tokens, "token")} to prefill`;
-  $("dd.kv", card).textContent = showPercent(kv);
-  $("dd.kv", card).title =
-    `${whole.format(row.kv_used_blocks)} of ${plural(row.kv_total_blocks, "block")}`;
-  $("dd.hit", card).textContent = hits === null ? "–" : showPercent(hits);
-  $("dd.hit", card).title =
-    `${whole.format(row.cached_tokens)} of ${plural(row.prompt_tokens, "prompt token")}`;
+  const value = (name, textContent, title) =>
+    Object.assign($(`.value.${name}`, card), { textContent, title });
+  const n = whole.format;
+  const queue = `${row.running} running, ${row.waiting} waiting`;
+  value("load", n(row.load), `${queue}, ${plural(row.owed_tokens, "token")} to prefill`);
+  const blocks = plural(row.kv_total_blocks, "block");
+  value("kv", showPercent(kv), `${n(row.kv_used_blocks)} of ${blocks}`);
+  const prompts = plural(row.prompt_tokens, "prompt token");
+  value("hit", hits === null ? "–" : showPercent(hits), `${n(row.cached_tokens)} of ${prompts}`);
   plot($(".plot", card), curve((index) => rateAt(index, counter("generated_tokens"))), {
     show: showRate,
     bare: true,
@@ -305,7 +306,7 @@ async function ask(path, options = {}) {
   const headers = { ...options.headers, ...(key && { Authorization: `Bearer ${key}` }) };
   const response = await fetch(path, { ...options, headers });
   if (response.ok) return response;
-  if (response.status === 401) $("#key").open || $("#key").showModal();
+  if (response.status === 401 && !$("#key").open) $("#key").showModal();
   const body = await response.json().catch(() => null);
   throw new Error(body?.error?.message ?? `the server answers ${response.status}`);
 }
@@ -320,7 +321,8 @@ async function poll() {
     remember(await response.json());
     showFleet();
   } catch (error) {
-    showStatus("bad", error instanceof TypeError || error.name === "TimeoutError" ? "the server does not answer" : error.message);
+    const silent = error instanceof TypeError || error.name === "TimeoutError";
+    showStatus("bad", silent ? "the server does not answer" : error.message);
   }
 }
 
@@ -393,7 +395,8 @@ async function chat(text) {
   if (answer.content && view.box.isConnected) {
     history.push(question, { role: "assistant", content: answer.content });
   }
-  showFacts(answer, view, stopped ? "stopped" : answer.finish === "length" ? "cut off at the length limit" : "");
+  const cut = answer.finish === "length" ? "cut off at the length limit" : "";
+  showFacts(answer, view, stopped ? "stopped" : cut);
 }
 
 function busy(isBusy) {
@@ -405,7 +408,9 @@ function busy(isBusy) {
 function showTurn(text) {
   const parts = { thoughts: "div", words: "span", facts: "small" };
   const view = {};
-  for (const [className, tag] of Object.entries(parts)) view[className] = element(tag, { className });
+  for (const [className, tag] of Object.entries(parts)) {
+    view[className] = element(tag, { className });
+  }
   view.box = element("div", { className: "message streaming" }, ...Object.values(view));
   view.box.ariaBusy = "true";
   $("#messages .hint")?.remove();
