@@ -99,7 +99,6 @@ class Family:
 
     def __init__(self, stop_order: Sequence[Sequence[Command]]) -> None:
         self._groups = [[Child(command) for command in group] for group in stop_order]
-        self._keepers: list[asyncio.Task[None]] = []
         self._ready = asyncio.Event()
 
     @property
@@ -108,15 +107,13 @@ class Family:
 
     async def keep_running(self) -> None:
         """Start everything and keep it running. Returns only by an error or by being cancelled."""
-        self._keepers = [
-            asyncio.create_task(child.keep_running(self._ready)) for child in self.children
-        ]
+        keepers = [asyncio.create_task(child.keep_running(self._ready)) for child in self.children]
         try:
-            await asyncio.gather(*self._keepers)
+            await asyncio.gather(*keepers)
         finally:
-            for keeper in self._keepers:
+            for keeper in keepers:
                 keeper.cancel()
-            await asyncio.gather(*self._keepers, return_exceptions=True)
+            await asyncio.gather(*keepers, return_exceptions=True)
 
     def mark_ready(self) -> None:
         """The fleet serves: from now on no child's death ends the launch."""
