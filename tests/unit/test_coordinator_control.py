@@ -294,3 +294,38 @@ def test_a_command_that_this_coordinator_gave_outweighs_what_engines_remember() 
     fleet.say(b"c1", Control(PAUSE, 1))
     sent = fleet.say(b"e0", engine_hello(100, 0, incarnation=1, control_sequence=9))
     assert to(b"e0", sent)[1:] == [Control(PAUSE, 10)]
+
+
+# Engines that do not play along
+
+
+def test_an_engine_that_never_answers_a_command_is_taken_for_dead(fleet: Fleet) -> None:
+    """It shows that it is alive: without a limit it would hold up every later command."""
+    fleet.say(b"c1", Control(PAUSE, 1))
+    fleet.say(b"e0", done(PAUSE, 1))
+    sent = []
+    for _ in range(61):
+        fleet.beat(b"e0", b"e1", b"c1", b"c2")
+        sent += fleet.tick()
+    assert answers(sent) == [(b"c1", 1, True, {0: {}, 1: {"lost": True}})]
+    assert fleet.loads == {0: 0}
+
+
+def test_an_absurd_control_sequence_is_refused(fleet: Fleet) -> None:
+    """Counting on from it would leave the wire's range, and no engine could be told anything."""
+    sent = fleet.say(b"e2", engine_hello(102, 2, control_sequence=2**63 - 1))
+    assert kinds(sent) == [(b"e2", "Refused")]
+    fleet.say(b"c1", Control(PAUSE, 1))
+    fleet.say(b"e0", done(PAUSE, 1))
+    assert len(answers(fleet.say(b"e1", done(PAUSE, 1)))) == 1
+
+
+def test_results_that_can_be_read_but_hardly_packed_reach_the_client(fleet: Fleet) -> None:
+    nested: Any = {}
+    for _ in range(300):
+        nested = {"deeper": nested}
+    fleet.say(b"c1", Control(RESET, 1))
+    fleet.say(b"e0", done(RESET, 1))
+    sent = fleet.say(b"e1", done(RESET, 1, **nested))
+    [(_, _, ok, results)] = answers(sent)
+    assert (ok, results[1]) == (True, nested)

@@ -8,6 +8,8 @@ import pytest
 from homing.wire import (
     PROTOCOL_VERSION,
     Abort,
+    FinishedRequest,
+    FinishReason,
     FleetState,
     Goodbye,
     Heartbeat,
@@ -15,6 +17,7 @@ from homing.wire import (
     Lost,
     LostReason,
     ModelCard,
+    Output,
     RankInfo,
     Refused,
     Rejoin,
@@ -408,3 +411,18 @@ def test_a_gone_rank_keeps_its_row_without_its_load() -> None:
     fleet.fail(b"e0")
     [row] = fleet.stats()["ranks"]
     assert (row["live"], row["load"], row["running"], row["dispatched"]) == (False, 0, 0, 1)
+
+
+def test_absurd_numbers_from_engines_do_not_keep_the_snapshot_from_being_packed() -> None:
+    fleet = Fleet()
+    fleet.join_client(1)
+    engine = b""
+    for number in range(600):
+        engine = fleet.join_engine(number, rank=0)
+        fleet.say(engine, counters(steps=2**53, more=2**63))
+    for request_id, tokens in enumerate((2**64 - 1, -(2**63))):
+        fleet.say(b"c1", submit(request_id=request_id))
+        end = FinishedRequest(request_id, 0, FinishReason.LENGTH, tokens, tokens)
+        fleet.say(engine, Output(1, 1, 1, pack_payload([end]), b"\x90"))
+    assert isinstance(only(fleet.say(b"c1", Stats(1))), StatsReply)
+    assert fleet.stats()["totals"] == {"steps": 600 * 2**53}

@@ -61,8 +61,8 @@ class Engine:
     state: PeerState = PeerState.NEW
     sent_garbage: bool = False
     requests: set[Request] = field(default_factory=set["Request"])
-    owed: set[int] = field(default_factory=set[int])
-    """Sequences of the control commands it has not answered."""
+    owed: dict[int, float] = field(default_factory=dict[int, float])
+    """sequence of each control command that it has not answered -> when it was told"""
     report: Heartbeat | None = None
 
     def __str__(self) -> str:

@@ -31,6 +31,7 @@ TOKEN_BYTES = 4
 RETRY_AFTER_S = 1.0
 """What a refused client is told to wait: a queue frees a place with each request that ends."""
 
+MAX_TOKENS = 2**32
 
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 """Ends that say how long an answer is."""
@@ -127,8 +128,8 @@ class Requests:
             totals.finished[end.reason.value] += 1
             if end.reason is not FinishReason.ERROR:
                 totals.predicted_cached_tokens += request.decision.num_cached_tokens
-                totals.actual_cached_tokens += end.num_cached_tokens
-                totals.generated_tokens += end.num_generated_tokens
+                totals.actual_cached_tokens += _sane(end.num_cached_tokens)
+                totals.generated_tokens += _sane(end.num_generated_tokens)
 
     def open_engine(self, engine: Engine) -> None:
         """Let this engine be chosen."""
@@ -232,7 +233,7 @@ class Requests:
         self._move(request, event)
         del request.client.requests[request.request_id]
         request.engine.requests.remove(request)
-        num_generated = end.num_generated_tokens if end and end.reason in WHOLE else None
+        num_generated = _sane(end.num_generated_tokens) if end and end.reason in WHOLE else None
         self._router.end(request.decision, num_generated)
 
     def _move(self, request: Request, event: RequestEvent) -> None:
@@ -251,3 +252,8 @@ class Requests:
         for slot, engine in self._engine_of_slot.items():
             assert engine.slot == slot
             assert self._loads.load(slot) == sum(r.decision.load for r in engine.requests)
+
+
+def _sane(num_tokens: int) -> int:
+    """An engine's word for a number of tokens, kept from spoiling the sums if it is broken."""
+    return min(max(num_tokens, 0), MAX_TOKENS)

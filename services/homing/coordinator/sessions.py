@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 
 from homing.coordinator.config import CoordinatorConfig
-from homing.coordinator.control import FleetControl
+from homing.coordinator.control import MAX_SEQUENCE, FleetControl
 from homing.coordinator.events import Outbox, Send
 from homing.coordinator.history import History
 from homing.coordinator.peers import TRANSITIONS, PeerEvent, Peers, Refusal, read_card
@@ -119,6 +119,8 @@ class Sessions:
     def _admit_engine(self, sender: bytes, hello: Hello, now: float) -> None:
         is_first = not self.peers.engine_of_rank
         card = read_card(hello, None if is_first else self._card)
+        if hello.control_sequence > MAX_SEQUENCE:
+            raise Refusal(f"control sequence {hello.control_sequence} is out of range")
         rank = self.peers.choose_rank(hello)
         if former := self.peers.engine_of_rank.get(rank):
             self.end(former, PeerEvent.LOST, "was replaced")
@@ -130,7 +132,7 @@ class Sessions:
         self.epoch = max(self.epoch, hello.epoch)
         self._counters.join(engine.uid)
         self._welcome(engine)
-        self._control.catch_up(engine, self.peers.engines)
+        self._control.catch_up(engine, self.peers.engines, now)
         self.peers.add(engine)
         self._move(engine, PeerEvent.BEHIND if engine.owed else PeerEvent.IN_STEP)
         self._fleet_changed = True
@@ -173,18 +175,12 @@ class Sessions:
                 self.end(peer, PeerEvent.LOST, f"was silent for {timeout_s:g} s")
             else:
                 self._outbox.append(Send(peer.identity, beat))
+        for engine in self._control.overdue(self.peers.engines, now):
+            self.end(engine, PeerEvent.LOST, "did not carry out a command in time")
         self._router.advance(now)
 
-    def start_commands(self) -> None:
-        """Carry out the commands whose turn it is."""
-        while command := self._control.start_next(self.peers.engines):
-            if command is Command.RESET_PREFIX_CACHE:
-                self._router.clear()
-            else:
-                self._fleet_changed = True
-
     def control_done(self, engine: Engine, message: ControlDone) -> None:
-        """An engine carried out a command: it may have caught up, and the next may begin."""
+        """An engine carried out a command: it may have caught up."""
         before = engine.fleet_state
         self._control.done(engine, message)
         self._fleet_changed |= engine.fleet_state is not before
@@ -194,12 +190,19 @@ class Sessions:
                 self.end(engine, PeerEvent.LOST, "did not reach the fleet's state")
             elif not engine.owed:
                 self._move(engine, PeerEvent.IN_STEP)
-        self.start_commands()
 
-    def announce(self) -> None:
-        """Tell the clients what changed in the fleet since the last time, if anything did."""
-        if not self._fleet_changed:
-            return
+    def settle(self, now: float) -> None:
+        """After each event: begin the commands whose turn it is, tell clients what changed."""
+        while self._control.is_next_due:
+            command = self._control.start_next(self.peers.engines, now)
+            if command is Command.RESET_PREFIX_CACHE:
+                self._router.clear()
+            else:
+                self._fleet_changed = True
+        if self._fleet_changed:
+            self._announce()
+
+    def _announce(self) -> None:
         self._fleet_sequence += 1
         fleet = Fleet(
             sequence=self._fleet_sequence,
@@ -233,7 +236,6 @@ class Sessions:
             self._router.close_slot(peer.slot)
             self._counters.leave(peer.uid)
             self._fleet_changed = True
-            self.start_commands()
 
     def _move(self, peer: Peer, event: PeerEvent) -> None:
         self._history.note(peer, event)

@@ -120,7 +120,7 @@ class Coordinator:
                 self.sessions.refuse_version(sender, version)
             case _:
                 assert_never(event)
-        self.sessions.announce()
+        self.sessions.settle(now)
         instructions = self._outbox.copy()
         self._outbox.clear()
         return instructions
@@ -167,7 +167,6 @@ class Coordinator:
                 self.requests.abort(client, message, frames)
             case Control():
                 self.control.request(client, message)
-                self.sessions.start_commands()
             case Stats():
                 frame = pack_payload(self.snapshot(now))
                 self._outbox.append(Send(client.identity, StatsReply(message.token, frame)))

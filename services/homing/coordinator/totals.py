@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
+from itertools import islice
 
 from homing.coordinator.backlog import RankReport
 from homing.coordinator.step_model import StepSums
@@ -12,8 +12,12 @@ from homing.wire import Heartbeat, Payload, read_payload
 
 MAX_COUNTERS = 256
 MAX_COUNTER_NAME = 64
+MAX_COUNT = 2**53
+"""What a process may claim to have counted; sums of that many still fit the wire's integers."""
 MAX_RETIRED = 1024
 """Processes whose last counters are kept apart, in case they come back."""
+
+MAX_SUM = 2**63
 
 Counters = dict[str, int | float]
 
@@ -55,13 +59,15 @@ class Totals:
 def read_counters(frame: Payload) -> Counters:
     """An engine's counters. Raises `WireError` if they are not a map of names to numbers.
 
-    Odd entries are left out: too many, too long a name, not finite or negative.
+    Odd entries are left out: too many, too long a name, negative, not finite or absurdly large.
     """
-    counters: Counters = {}
-    for name, value in read_payload(frame or b"\x80", dict[str, int | float]).items():
-        if len(counters) < MAX_COUNTERS and len(name) <= MAX_COUNTER_NAME and 0 <= value < math.inf:
-            counters[name] = value
-    return counters
+    told = read_payload(frame or b"\x80", dict[str, int | float])
+    fit = {
+        name: value
+        for name, value in told.items()
+        if len(name) <= MAX_COUNTER_NAME and 0 <= value <= MAX_COUNT
+    }
+    return dict(islice(fit.items(), MAX_COUNTERS))
 
 
 def read_report(report: Heartbeat, counters: Counters) -> RankReport:
@@ -118,4 +124,4 @@ class EngineCounters:
 def _add(sums: Counters, counters: Counters) -> None:
     for name, value in counters.items():
         if name in sums or len(sums) < MAX_COUNTERS:
-            sums[name] = sums.get(name, 0) + value
+            sums[name] = min(sums.get(name, 0) + value, MAX_SUM)
