@@ -10,6 +10,7 @@ from types import FrameType
 import tyro
 
 from homing.coordinator.config import CoordinatorConfig
+from homing.coordinator.memory import keep_large_buffers
 from homing.coordinator.server import Server
 from homing.observe import configure_logging, run_main, watch_lifeline
 
@@ -25,6 +26,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, _stop)
     if config.lifeline_fd is not None:
         watch_lifeline(config.lifeline_fd)
+    keep_large_buffers()
     server = Server(config)
     try:
         server.run()
