@@ -27,7 +27,7 @@ PREFILLED = "homing_prefill_tokens_total"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Serving]:
-    with serving("--data-parallel-size", "2", "--dtype", "fp32") as running:
+    with serving("--data-parallel-size", "2", "--dtype", "fp32", "--kv-cache-gb", "1") as running:
         yield running
 
 
