@@ -126,8 +126,8 @@ async def test_errors_are_of_the_packages_types(tmp_path):
             await create(messages=[{"role": "user", "content": "x" * 300}])
         assert caught.value.code == "context_length_exceeded"
         with pytest.raises(openai.BadRequestError) as caught:
-            await create(tools=[{"type": "function", "function": {"name": "f"}}])
-        assert caught.value.param == "tools"
+            await create(functions=[{"name": "f"}])
+        assert caught.value.param == "functions"
         with pytest.raises(openai.RateLimitError) as caught:
             await create(seed=0)
         assert caught.value.response.headers["retry-after"] == "7"

@@ -14,7 +14,7 @@ import httpx
 
 from homing.frontend.app import create_app
 from homing.frontend.server import listen, serve_http
-from homing.frontend.service import Service
+from homing.frontend.service import ModelSettings, Service
 from tests.support.byte_model import CHAT_TEMPLATE, byte_level
 from tests.support.fake_fleet import FakeClient, Script
 
@@ -88,13 +88,15 @@ async def serving(
     wait: bool = True,
     chat_template: str | None = CHAT_TEMPLATE,
     bos: bool = True,
+    model_settings: dict[str, Any] | None = None,
     **fleet_options: Any,
 ) -> AsyncIterator[Frontend]:
     """Serve a byte-level tokenizer, written to `directory`, and a scripted model until the block
     ends. `wait`: only go on once the frontend knows the model."""
     byte_level(directory, chat_template=chat_template, bos=bos)
     fleet = FakeClient(str(directory), script, **fleet_options)
-    service = Service(fleet, names=names)  # type: ignore[arg-type]
+    settings = ModelSettings(names=names, **(model_settings or {}))
+    service = Service(fleet, settings)  # type: ignore[arg-type]
     listener = listen("127.0.0.1", 0)
     host, port = listener.getsockname()
     joining = asyncio.create_task(service.join(1.0))

@@ -171,7 +171,6 @@ async def test_contents_are_texts_nulls_or_parts(tmp_path, content, expected):
         [{"role": "user", "content": ["x", 1]}],
         [{"role": "assistant", "tool_calls": 5}],
         [{"role": "assistant", "tool_calls": [{"function": {}}]}],
-        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
         ["hi"],
         "hi",
     ],

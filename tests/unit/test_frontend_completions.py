@@ -33,6 +33,7 @@ async def test_a_completion_has_the_shape_of_openai(tmp_path):
         "completion_tokens": 2,
         "total_tokens": 5,
         "prompt_tokens_details": {"cached_tokens": 16},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

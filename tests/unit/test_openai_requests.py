@@ -9,6 +9,7 @@ import pytest
 from homing.errors import InvalidRequest
 from homing.frontend.openai.requests import read_chat, read_completion
 from homing.frontend.openai.sampling import chat_params, completion_params
+from homing.frontend.openai.tools import tool_choice
 from homing.params import SamplingParams
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -19,7 +20,8 @@ def completion(**fields):
 
 
 def chat(**fields):
-    return chat_params(read_chat(json.dumps({"messages": MESSAGES, **fields}).encode()))
+    request = read_chat(json.dumps({"messages": MESSAGES, **fields}).encode())
+    return chat_params(request, tool_choice(request))
 
 
 OF_BOTH = pytest.mark.parametrize("params_of", [completion, chat], ids=["completion", "chat"])
@@ -175,7 +177,6 @@ def test_prompt_log_probs_are_asked_for_by_number_and_not_streamed(params_of):
         ("prompt_logprobs", 21),
         ("min_tokens", -1),
         ("cache_salt", 5),
-        ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("response_format", {"type": "json_schema"}),
         ("guided_whitespace_pattern", " "),
@@ -183,7 +184,6 @@ def test_prompt_log_probs_are_asked_for_by_number_and_not_streamed(params_of):
         ("suffix", "after"),
         ("best_of", 3),
         ("use_beam_search", True),
-        ("skip_special_tokens", False),
         ("bad_words", ["x"]),
         ("priority", 3),
         ("truncate_prompt_tokens", 5),
@@ -227,6 +227,16 @@ def test_logprobs_of_the_other_endpoints_type_are_refused_by_name():
         with pytest.raises(InvalidRequest) as caught:
             params_of(logprobs=value)
         assert caught.value.field == "logprobs"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("tools", [{"type": "function", "function": {"name": "f"}}]), ("tool_choice", "required")],
+)
+def test_tools_are_for_chats_alone(field, value):
+    with pytest.raises(InvalidRequest) as caught:
+        completion(**{field: value})
+    assert caught.value.field == field
 
 
 def test_echo_is_for_completions_alone():

@@ -10,6 +10,7 @@ import pytest
 from homing.errors import InvalidRequest
 from homing.frontend.openai.requests import read_chat, read_completion
 from homing.frontend.openai.sampling import chat_params, completion_params
+from homing.frontend.openai.tools import tool_choice
 from homing.params import Choice, Grammar, JsonSchema, Regex, SamplingParams
 
 SCHEMA = {"type": "object", "properties": {"ü": {}, "b": {}, "a": {}}}
@@ -21,7 +22,8 @@ def completion(**fields: Any) -> SamplingParams:
 
 
 def chat(**fields: Any) -> SamplingParams:
-    return chat_params(read_chat(json.dumps({"messages": [], **fields})))
+    request = read_chat(json.dumps({"messages": [], **fields}))
+    return chat_params(request, tool_choice(request))
 
 
 OF_BOTH = pytest.mark.parametrize("params_of", [completion, chat])

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import sys
+from pathlib import Path
 
 import tyro
 import uvloop
@@ -15,7 +16,7 @@ from homing.errors import ConfigError, Unavailable
 from homing.frontend.app import create_app
 from homing.frontend.config import FrontendConfig
 from homing.frontend.server import listen, serve_http
-from homing.frontend.service import Service
+from homing.frontend.service import ModelSettings, Service
 from homing.observe import configure_logging, run_main, watch_lifeline
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ async def _run(config: FrontendConfig) -> None:
         log.info("listening on %s:%d", *listener.getsockname()[:2])
         fd = listener.detach()
     client = Client(config.coordinator, max_inflight=config.max_inflight)
-    service = Service(client, tokenizer_dir=config.tokenizer, names=config.served_model_name)
+    service = Service(client, _model_settings(config))
     joining = asyncio.create_task(service.join(config.join_timeout_s))
     joining.add_done_callback(lambda task: _stop_if_failed(task, stop))
     app = create_app(service)
@@ -52,6 +53,23 @@ async def _run(config: FrontendConfig) -> None:
     await asyncio.gather(joining, return_exceptions=True)
     if not joining.cancelled() and (error := joining.exception()):
         raise ConfigError(str(error)) if isinstance(error, Unavailable) else error
+
+
+def _model_settings(config: FrontendConfig) -> ModelSettings:
+    """Raises `ConfigError` if the chat template cannot be read."""
+    chat_template = None
+    if config.chat_template is not None:
+        try:
+            chat_template = Path(config.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the chat template cannot be read: {error}") from error
+    return ModelSettings(
+        tokenizer_dir=config.tokenizer,
+        names=config.served_model_name,
+        chat_template=chat_template,
+        tool_call_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+    )
 
 
 def _stop_if_failed(joining: asyncio.Task[None], stop: asyncio.Event) -> None:

@@ -9,16 +9,15 @@ from quart import Quart, Response, request
 from werkzeug.exceptions import HTTPException
 
 from homing.errors import HomingError, InternalError
-from homing.frontend.chat import chat_prompt
-from homing.frontend.completions import completion_prompts
+from homing.frontend.chat import chat_job
+from homing.frontend.completions import completion_job
 from homing.frontend.http_errors import error_body, headers_of, http_error_body, status_of
 from homing.frontend.metrics import CONTENT_TYPE, render_metrics
 from homing.frontend.openai.replies import ChatReply, CompletionReply
 from homing.frontend.openai.requests import read_chat, read_completion
-from homing.frontend.openai.sampling import chat_params, completion_params
 from homing.frontend.service import Service
 from homing.frontend.status import health, model_entry
-from homing.frontend.stream import Job, answer, json_response
+from homing.frontend.stream import answer, json_response
 
 MAX_REQUEST_ID_CHARACTERS = 256
 
@@ -47,10 +46,8 @@ def _add_openai_routes(app: Quart, service: Service) -> None:
         body = read_completion(await request.get_data())
         model = service.model
         name = model.answers_to(body.model)
-        params = completion_params(body)
-        prompts = await completion_prompts(body, model)
-        reply = CompletionReply(body, name, model.tokenizer, [p.token_ids for p in prompts])
-        job = Job(body, prompts, params, echo=bool(body.echo))
+        job = await completion_job(body, model)
+        reply = CompletionReply(body, name, model.tokenizer, [p.token_ids for p in job.prompts])
         return await answer(job, service.client, model.tokenizer, reply)
 
     @app.post("/v1/chat/completions")
@@ -59,10 +56,9 @@ def _add_openai_routes(app: Quart, service: Service) -> None:
         body = read_chat(await request.get_data())
         model = service.model
         name = model.answers_to(body.model)
-        params = chat_params(body)
-        prompt = await chat_prompt(body, model)
-        reply = ChatReply(body, name, model.tokenizer, prompt.token_ids)
-        return await answer(Job(body, [prompt], params), service.client, model.tokenizer, reply)
+        job = await chat_job(body, model)
+        reply = ChatReply(body, name, model.tokenizer, job.prompts[0].token_ids)
+        return await answer(job, service.client, model.tokenizer, reply)
 
     @app.get("/v1/models")
     @app.get("/models")

@@ -2,32 +2,71 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from homing.errors import InvalidRequest
+from homing.frontend.answer_reader import AnswerReading
 from homing.frontend.openai.requests import ChatRequest
+from homing.frontend.openai.sampling import chat_params
+from homing.frontend.openai.tools import tool_choice
+from homing.frontend.parsers import ToolChoice, ToolChoiceMode, template_messages
 from homing.frontend.service import ServedModel
+from homing.frontend.stream import Job
 from homing.frontend.tokenizing import Prompt, encode_within
+from homing.frontend.tool_prompt import knows_tools, with_tools_told
 from homing.tokenizer import Tokenizer
 
 # What a request says in fields of its own.
 _RESERVED_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"}
 )
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""What templates call the variable that turns thinking off."""
 
 
-async def chat_prompt(request: ChatRequest, model: ServedModel) -> Prompt:
-    """The prompt that asks for the next message. Raises `InvalidRequest`."""
+async def chat_job(request: ChatRequest, model: ServedModel) -> Job:
+    """What a request asks for. Raises `InvalidRequest`."""
+    choice = tool_choice(request)
+    params = chat_params(request, choice)
+    can_think = params.structured_output is None and request.separate_reasoning is not False
+    answer_format = model.answer_format if can_think else model.answer_format.without_reasoning
+    prompt = await chat_prompt(request, choice, model, held=params.structured_output is not None)
+    reading = AnswerReading(
+        answer_format, choice, prompt.end, show_reasoning=request.include_reasoning is not False
+    )
+    marks_are_special = answer_format.needs_special_tokens
+    return Job(
+        request,
+        [prompt],
+        params,
+        reading=reading,
+        skip_special_tokens=request.skip_special_tokens is not False and not marks_are_special,
+    )
+
+
+async def chat_prompt(
+    request: ChatRequest, choice: ToolChoice, model: ServedModel, *, held: bool = False
+) -> Prompt:
+    """The prompt that asks for the next message. Raises `InvalidRequest`.
+
+    held: the answer is held to a shape, which leaves no room for thoughts.
+    """
     if not request.messages:
         raise InvalidRequest("messages is an empty list", field="messages")
-    messages = [_message(message) for message in request.messages]
-    variables = _variables(request)
+    messages = template_messages([_message(message) for message in request.messages])
+    variables = _variables(request, think=not held)
+    if choice.tools and choice.mode is not ToolChoiceMode.NONE:
+        assert request.tools is not None
+        if knows_tools(model.tokenizer.chat_template):
+            variables["tools"] = request.tools
+        else:
+            messages = with_tools_told(messages, request.tools)
 
     def render_and_encode(tokenizer: Tokenizer) -> Prompt:
         text = tokenizer.render_chat(messages, **variables)
         max_tokens = model.card.max_context_tokens
-        return Prompt(encode_within(tokenizer, text, max_tokens, add_special_tokens=False))
+        token_ids = encode_within(tokenizer, text, max_tokens, add_special_tokens=False)
+        return Prompt(token_ids, end=text[-64:])
 
     prompt = await model.thread.run(render_and_encode)
     if not prompt.token_ids:
@@ -35,37 +74,57 @@ async def chat_prompt(request: ChatRequest, model: ServedModel) -> Prompt:
     return prompt
 
 
-def _variables(request: ChatRequest) -> dict[str, Any]:
-    """What the template is told besides the messages."""
+def _variables(request: ChatRequest, *, think: bool) -> dict[str, Any]:
+    """What the template is told besides messages and tools."""
     continue_final = bool(request.continue_final_message)
     if continue_final and request.add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt cannot both be true",
             field="continue_final_message",
         )
-    variables = dict(request.chat_template_kwargs or {})
-    for name in sorted(_RESERVED_VARIABLES & variables.keys()):
+    given = request.chat_template_kwargs or {}
+    for name in sorted(_RESERVED_VARIABLES & given.keys()):
         raise InvalidRequest(
             f"chat_template_kwargs may not set {name}", field="chat_template_kwargs"
         )
-    for name in ("documents", "reasoning_effort"):
-        if (value := getattr(request, name)) is not None:
-            variables[name] = value
     add_prompt = request.add_generation_prompt
-    variables["add_generation_prompt"] = not continue_final if add_prompt is None else add_prompt
-    variables["continue_final_message"] = continue_final
+    return {
+        **_thinking(request, think=think),
+        **({} if request.documents is None else {"documents": request.documents}),
+        **given,
+        "add_generation_prompt": not continue_final if add_prompt is None else add_prompt,
+        "continue_final_message": continue_final,
+    }
+
+
+def _thinking(request: ChatRequest, *, think: bool) -> dict[str, Any]:
+    """Switches, unless the template is to do as it is used to."""
+    effort = request.reasoning_effort
+    wanted = request.enable_thinking
+    if wanted is None and (effort == "none" or not think):
+        wanted = False
+    variables: dict[str, Any] = {} if wanted is None else dict.fromkeys(_THINKING_SWITCHES, wanted)
+    if effort is not None:
+        variables["reasoning_effort"] = effort
     return variables
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as templates expect it: its content is a string, arguments of calls are objects."""
+    """A message whose content is text. Raises `InvalidRequest` for what is no message."""
     if not isinstance(message.get("role"), str):
         raise InvalidRequest("a message has no role", field="messages")
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list) or not all(map(_is_call, calls)):
+        raise InvalidRequest("a tool call has no function name", field="messages")
     plain = {**message, "content": _content(message.get("content"))}
-    calls = plain.pop("tool_calls", None)
-    if calls:
-        plain["tool_calls"] = _tool_calls(calls)
+    if not calls:
+        plain.pop("tool_calls", None)  # templates take an empty list for calls
     return plain
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
 def _content(content: Any) -> str:
@@ -87,26 +146,3 @@ def _part(part: Any) -> str:
             f"a content part of type {kind!r} is not supported, or has no text", field="messages"
         )
     return text
-
-
-def _tool_calls(calls: Any) -> list[dict[str, Any]]:
-    """Calls that the model made earlier. Their arguments travel as JSON text."""
-    if not isinstance(calls, list):
-        raise InvalidRequest("tool_calls is not a list", field="messages")
-    return [_tool_call(call) for call in calls]
-
-
-def _tool_call(call: Any) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise InvalidRequest("a tool call has no function name", field="messages")
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(
-                f"the arguments of a call to {function['name']} are not JSON: {error}",
-                field="messages",
-            ) from error
-    return {**call, "function": {**function, "arguments": arguments}}

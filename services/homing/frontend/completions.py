@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from homing.errors import InvalidRequest
 from homing.frontend.openai.requests import CompletionRequest
-from homing.frontend.openai.sampling import MAX_CHOICES
+from homing.frontend.openai.sampling import MAX_CHOICES, completion_params
 from homing.frontend.service import ServedModel
+from homing.frontend.stream import Job
 from homing.frontend.tokenizing import Prompt, encode_within
 from homing.tokenizer import Tokenizer
+
+
+async def completion_job(request: CompletionRequest, model: ServedModel) -> Job:
+    """What a request asks for. Raises `InvalidRequest`."""
+    params = completion_params(request)
+    prompts = await completion_prompts(request, model)
+    return Job(
+        request,
+        prompts,
+        params,
+        echo=bool(request.echo),
+        skip_special_tokens=request.skip_special_tokens is not False,
+    )
 
 
 async def completion_prompts(request: CompletionRequest, model: ServedModel) -> list[Prompt]:

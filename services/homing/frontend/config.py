@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from homing.errors import ConfigError
+from homing.frontend.parsers import answer_format
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,14 @@ class FrontendConfig:
     """Directory with tokenizer.json, instead of the one that the engines name."""
     served_model_name: tuple[str, ...] = ()
     """Names that the model answers to, instead of its own; the first is told to clients."""
+    chat_template: str | None = None
+    """A file with a Jinja chat template, instead of the model's own."""
+    tool_call_parser: str | None = None
+    """How the model writes tool calls: hermes, llama3_json, mistral, qwen3_coder or none. Without
+    it: told from its chat template."""
+    reasoning_parser: str | None = None
+    """How the model marks its thoughts: qwen3, deepseek_r1, magistral, seed_oss or none. Without
+    it: told from its chat template."""
     max_inflight: int = 4096
     """Unfinished generations of this process at most; beyond it requests get 429."""
     join_timeout_s: float = 300.0
@@ -39,6 +48,9 @@ class FrontendConfig:
             raise ConfigError(f"port is {self.port}; it must be from 0 to 65535")
         if self.max_inflight < 1:
             raise ConfigError(f"max_inflight is {self.max_inflight}; it must be at least 1")
+        answer_format(
+            None, tool_call_parser=self.tool_call_parser, reasoning_parser=self.reasoning_parser
+        )
         for name in ("join_timeout_s", "drain_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0")

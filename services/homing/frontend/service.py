@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from homing.client import Client
 from homing.errors import ModelNotFound, Unavailable
+from homing.frontend.parsers import AnswerFormat
+from homing.frontend.parsers import answer_format as answer_format_of
 from homing.frontend.tokenizing import TokenizerThread
+from homing.frontend.tool_prompt import FORMAT_TOLD, knows_tools
 from homing.tokenizer import Tokenizer
 from homing.wire import ModelCard
 
@@ -19,6 +21,18 @@ log = logging.getLogger(__name__)
 
 ANY_MODEL = ("", "EMPTY")
 """Names that clients give when they know none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """What is told of the model instead of what its card and its files say."""
+
+    tokenizer_dir: str | None = None
+    names: tuple[str, ...] = ()
+    chat_template: str | None = None
+    """Jinja source."""
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +46,8 @@ class ServedModel:
     """For the event loop: decodes."""
     thread: TokenizerThread
     """For prompts: encodes and renders."""
+    answer_format: AnswerFormat
+    """How the model marks tool calls and thoughts."""
     since: int = field(default_factory=lambda: int(time.time()))
     """Unix time."""
 
@@ -50,13 +66,9 @@ class ServedModel:
 class Service:
     """One frontend's share in the fleet. `join` runs in the background from the start on."""
 
-    def __init__(
-        self, client: Client, *, tokenizer_dir: str | None = None, names: Sequence[str] = ()
-    ) -> None:
-        """`tokenizer_dir`, `names`: instead of what the model's card says."""
+    def __init__(self, client: Client, settings: ModelSettings | None = None) -> None:
         self.client = client
-        self._tokenizer_dir = tokenizer_dir
-        self._names = tuple(names)
+        self._settings = settings or ModelSettings()
         self._model: ServedModel | None = None
 
     @property
@@ -86,13 +98,8 @@ class Service:
         await self.client.start(timeout_s)
         log.info("joined the coordinator; waiting for the first engine")
         card = await self._wait_for_card()
-        directory = Path(self._tokenizer_dir or card.tokenizer_dir)
-        tokenizer, of_thread = await asyncio.to_thread(
-            lambda: (Tokenizer.from_dir(directory), Tokenizer.from_dir(directory))
-        )
-        names = self._names or (card.name,)
-        self._model = ServedModel(card, names, tokenizer, TokenizerThread(of_thread))
-        log.info("serving %s", ", ".join(names))
+        self._model = await asyncio.to_thread(_read_model, card, self._settings)
+        log.info("serving %s", ", ".join(self._model.names))
 
     async def _wait_for_card(self) -> ModelCard:
         while True:
@@ -106,3 +113,20 @@ class Service:
         await self.client.close()
         if self._model is not None:
             self._model.thread.close()
+
+
+def _read_model(card: ModelCard, settings: ModelSettings) -> ServedModel:
+    directory = Path(settings.tokenizer_dir or card.tokenizer_dir)
+    tokenizer, of_thread = (
+        Tokenizer.from_dir(directory, chat_template=settings.chat_template) for _ in range(2)
+    )
+    tool_call_parser = settings.tool_call_parser
+    if tool_call_parser is None and not knows_tools(tokenizer.chat_template):
+        tool_call_parser = FORMAT_TOLD
+    answer_format = answer_format_of(
+        tokenizer.chat_template,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=settings.reasoning_parser,
+    )
+    names = settings.names or (card.name,)
+    return ServedModel(card, names, tokenizer, TokenizerThread(of_thread), answer_format)

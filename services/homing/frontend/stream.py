@@ -12,9 +12,15 @@ from quart import Response
 
 from homing.client import Client, Part
 from homing.errors import HomingError, InternalError
+from homing.frontend.answer_reader import AnswerReader, AnswerReading, Pieces
 from homing.frontend.generations import Generations
 from homing.frontend.http_errors import error_body
-from homing.frontend.openai.replies import PromptTokensDetails, Reply, Usage
+from homing.frontend.openai.replies import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    Reply,
+    Usage,
+)
 from homing.frontend.openai.requests import GenerationRequest
 from homing.frontend.text import ChoiceText, Piece, join
 from homing.frontend.tokenizing import Prompt
@@ -44,6 +50,20 @@ class Job:
     prompts: Sequence[Prompt]
     params: SamplingParams
     echo: bool = False
+    reading: AnswerReading | None = None
+    """Of a chat: how its answers are read."""
+    skip_special_tokens: bool = True
+
+    def choice(self, prompt: Prompt, tokenizer: Tokenizer) -> Pieces:
+        """One choice's way from parts to pieces."""
+        text = ChoiceText(
+            tokenizer,
+            prompt.token_ids,
+            self.params,
+            echo=_echo(prompt, tokenizer) if self.echo else None,
+            skip_special_tokens=self.skip_special_tokens,
+        )
+        return text if self.reading is None else AnswerReader(text, self.reading)
 
 
 async def answer(job: Job, client: Client, tokenizer: Tokenizer, reply: Reply) -> Response:
@@ -81,20 +101,16 @@ class Choices:
         self._num_prompt_tokens = sum(len(prompt.token_ids) for prompt in job.prompts)
         self._num_cached_tokens = 0
         self._num_completion_tokens = 0
-        self._texts = [
-            ChoiceText(
-                tokenizer,
-                prompt.token_ids,
-                job.params,
-                echo=_echo(prompt, tokenizer) if job.echo else None,
-            )
+        self._num_reasoning_tokens = 0
+        self._choices = [
+            job.choice(prompt, tokenizer)
             for prompt in job.prompts
             for _ in range(self._num_choices)
         ]
-        self.num_unfinished = len(self._texts)
+        self.num_unfinished = len(self._choices)
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self._choices)
 
     def push(self, index: int, part: Part) -> Piece | None:
         """Take a part of choice `index`; the piece to show for it, if there is one."""
@@ -103,7 +119,10 @@ class Choices:
             self._num_cached_tokens += part.num_cached_tokens or 0
         if part.finish is not None:
             self.num_unfinished -= 1
-        return self._texts[index].push(part)
+        piece = self._choices[index].push(part)
+        if piece is not None:
+            self._num_reasoning_tokens += piece.num_reasoning_tokens
+        return piece
 
     @property
     def usage(self) -> Usage:
@@ -112,6 +131,7 @@ class Choices:
             self._num_completion_tokens,
             self._num_prompt_tokens + self._num_completion_tokens,
             PromptTokensDetails(self._num_cached_tokens),
+            CompletionTokensDetails(self._num_reasoning_tokens),
         )
 
 
@@ -150,7 +170,8 @@ async def _events(
                 yield _KEEP_ALIVE
             elif piece := choices.push(*item):
                 usage = choices.usage if job.request.wants_usage_on_chunks else UNSET
-                yield _event(reply.chunk(item[0], piece, usage))
+                for chunk in reply.chunks(item[0], piece, usage):
+                    yield _event(chunk)
             if not choices.num_unfinished:
                 break
             item = await generations.next(KEEP_ALIVE_S)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from homing.client import Part
+from homing.frontend.parsers import Event
 from homing.params import SamplingParams
 from homing.tokenizer import IncrementalDecoder, StopMatcher, Tokenizer
 from homing.wire import Finish, FinishReason
@@ -38,6 +39,9 @@ class Piece:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     """The stop word or stop id, of those that the request named, that ended the choice."""
+    events: list[Event] = field(default_factory=list)
+    """Of a chat: what the text means."""
+    num_reasoning_tokens: int = 0
 
 
 def join(pieces: Iterable[Piece]) -> Piece:
@@ -48,6 +52,8 @@ def join(pieces: Iterable[Piece]) -> Piece:
         texts.append(piece.text)
         whole.tokens += piece.tokens
         whole.prompt_tokens += piece.prompt_tokens
+        whole.events += piece.events
+        whole.num_reasoning_tokens += piece.num_reasoning_tokens
         whole.finish_reason = piece.finish_reason
         whole.stop_reason = piece.stop_reason
     whole.text = "".join(texts)
@@ -64,12 +70,15 @@ class ChoiceText:
         params: SamplingParams,
         *,
         echo: str | None = None,
+        skip_special_tokens: bool = True,
     ) -> None:
         """`echo`: a prompt text that the answer begins with."""
         self._tokenizer = tokenizer
         self._prompt_ids = prompt_ids
         self._params = params
-        self._decoder = IncrementalDecoder(tokenizer, prompt_ids)
+        self._decoder = IncrementalDecoder(
+            tokenizer, prompt_ids, skip_special_tokens=skip_special_tokens
+        )
         self._matcher = StopMatcher(params.stop_words, include=params.detokenize_stop_sequence)
         self._num_decoded = len(echo or "")  # characters, held ones included
         self._num_shown = 0  # characters in the pieces given out

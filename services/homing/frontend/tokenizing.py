@@ -28,6 +28,8 @@ class Prompt:
     token_ids: list[int]
     text: str | None = None
     """As the client wrote it; None if it came as ids."""
+    end: str = ""
+    """The last characters of a rendered chat."""
 
 
 class TokenizerThread:

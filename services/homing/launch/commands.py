@@ -77,6 +77,9 @@ def frontend_commands(
     first = FrontendConfig(
         coordinator=address,
         tokenizer=config.tokenizer,
+        chat_template=config.chat_template,
+        tool_call_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
         join_timeout_s=config.start_timeout_s,
         drain_s=DRAIN_S,
         lifeline_fd=lifeline_fd,

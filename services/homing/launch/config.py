@@ -38,6 +38,15 @@ class LaunchConfig:
     tokenizer: Annotated[str | None, arg(metavar="DIR")] = None
     """Directory with the tokenizer.json that frontends use. Without it: the model's own."""
 
+    chat_template: Annotated[str | None, arg(metavar="FILE")] = None
+    """File with a Jinja chat template. Without it: the model's own."""
+
+    tool_call_parser: Annotated[str | None, arg(metavar="NAME")] = None
+    """How tool calls look: hermes, llama3_json, mistral, qwen3_coder, none. Else: by template."""
+
+    reasoning_parser: Annotated[str | None, arg(metavar="NAME")] = None
+    """How thoughts look: qwen3, deepseek_r1, magistral, seed_oss, none. Else: by template."""
+
     dtype: Annotated[Literal["bf16", "fp16", "fp32"] | None, arg(metavar="NAME")] = None
     """Type of weights and KV cache: bf16, fp16 or fp32. Without it: bf16, the fastest on a CPU."""
 

@@ -16,8 +16,16 @@ class IncrementalDecoder:
     answer begins with that character. A token takes constant time, even amid endless invalid bytes.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        """`skip_special_tokens`: leave control tokens out of the text."""
         self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._utf8.decode(tokenizer.last_bytes(prompt_ids, 3))  # an unfinished character has 1 to 3
         self._drop_space = tokenizer.strips_leading_space and not tokenizer.last_bytes(
@@ -26,7 +34,8 @@ class IncrementalDecoder:
 
     def push(self, ids: Sequence[int]) -> str:
         """The characters that these tokens complete. Bytes that can be none become U+FFFD."""
-        return self._begin(self._utf8.decode(self._tokenizer.to_bytes(ids)))
+        data = self._tokenizer.to_bytes(ids, skip_special_tokens=self._skip_special_tokens)
+        return self._begin(self._utf8.decode(data))
 
     def finish(self) -> str:
         """What is left: U+FFFD for a character that was not finished, else nothing."""

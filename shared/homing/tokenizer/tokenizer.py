@@ -43,15 +43,18 @@ class Tokenizer:
         """The id that begins a sequence; None if the model knows none."""
 
     @classmethod
-    def from_dir(cls, path: str | Path) -> Tokenizer:
-        """Read a tokenizer's directory. Raises `ConfigError` if there is none in it."""
+    def from_dir(cls, path: str | Path, *, chat_template: str | None = None) -> Tokenizer:
+        """Read a tokenizer's directory. Raises `ConfigError` if there is none in it.
+
+        `chat_template`: Jinja source to use instead of the model's own.
+        """
         directory = Path(path)
         if not (directory / "tokenizer.json").is_file():
             raise ConfigError(f"{directory} holds no tokenizer.json")
         try:
             backend = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
             config = _read_json(directory / "tokenizer_config.json")
-            template = _read_template(directory, config)
+            template = chat_template or _read_template(directory, config)
         except Exception as error:  # the tokenizers library raises bare Exception
             raise ConfigError(f"the tokenizer in {directory} cannot be read: {error}") from error
         tokenizer = cls(backend, config, template)
@@ -93,9 +96,9 @@ class Tokenizer:
         text = codecs.getincrementaldecoder("utf-8")("replace").decode(self.to_bytes(ids))
         return text.removeprefix(" ") if self.strips_leading_space else text
 
-    def to_bytes(self, ids: Sequence[int]) -> bytes:
-        """The bytes of these tokens amid a text, control tokens left out."""
-        return self._pieces.join(ids, skip_special=True)
+    def to_bytes(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> bytes:
+        """The bytes of these tokens amid a text."""
+        return self._pieces.join(ids, skip_special=skip_special_tokens)
 
     def last_bytes(self, ids: Sequence[int], count: int) -> bytes:
         """The last `count` bytes of a sequence's text, or as many as there are."""
@@ -129,6 +132,11 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self._template_source is not None
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template's Jinja source."""
+        return self._template_source
 
     def render_chat(
         self,

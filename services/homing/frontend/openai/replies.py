@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from homing.frontend.openai.logprobs import (
@@ -18,6 +19,7 @@ from homing.frontend.openai.logprobs import (
     prompt_log_probs,
 )
 from homing.frontend.openai.requests import ChatRequest, CompletionRequest
+from homing.frontend.parsers import delta, message
 from homing.frontend.text import Piece
 from homing.tokenizer import Tokenizer
 
@@ -28,11 +30,16 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct):
+    reasoning_tokens: int
+
+
 class Usage(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class CompletionChoice(Struct):
@@ -57,10 +64,29 @@ class Completion(Struct):
     object: str = "text_completion"
 
 
+class FunctionCall(Struct):
+    arguments: str
+    """JSON text; in a stream a fragment of it."""
+    name: str | UnsetType = UNSET
+    """In a stream on a call's first delta alone, as `id` and `type` are."""
+
+
+class ToolCall(Struct):
+    function: FunctionCall
+    index: int | UnsetType = UNSET
+    """In a stream: which of the message's calls this is part of."""
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
 class ChatMessage(Struct):
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    """The same: clients look for either name."""
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -86,6 +112,9 @@ class ChatCompletion(Struct):
 class ChatDelta(Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):
@@ -114,8 +143,8 @@ class Reply(Protocol):
         """Chunks that come before any piece."""
         ...
 
-    def chunk(self, index: int, piece: Piece, usage: Usage | UnsetType) -> Struct:
-        """The chunk that shows a piece of choice `index`."""
+    def chunks(self, index: int, piece: Piece, usage: Usage | UnsetType) -> Sequence[Struct]:
+        """The chunks, at least one, that show a piece of choice `index`."""
         ...
 
     def usage_chunk(self, usage: Usage) -> Struct:
@@ -148,10 +177,10 @@ class CompletionReply:
     def opening(self) -> Sequence[Struct]:
         return ()
 
-    def chunk(self, index: int, piece: Piece, usage: Usage | UnsetType) -> Struct:
+    def chunks(self, index: int, piece: Piece, usage: Usage | UnsetType) -> Sequence[Struct]:
         choice = self._choice(index, piece, with_prompt=index not in self._begun)
         self._begun.add(index)
-        return self._completion([choice], usage)
+        return [self._completion([choice], usage)]
 
     def usage_chunk(self, usage: Usage) -> Struct:
         return self._completion([], usage)
@@ -204,16 +233,15 @@ class ChatReply:
         chunks[0].prompt_token_ids = self._prompt_token_ids
         return chunks
 
-    def chunk(self, index: int, piece: Piece, usage: Usage | UnsetType) -> Struct:
-        choice = ChatChunkChoice(
-            index,
-            ChatDelta(content=piece.text or UNSET),
-            self._log_probs(piece),
-            piece.finish_reason,
-            piece.stop_reason,
-            self._token_ids(piece),
-        )
-        return self._chunk([choice], usage)
+    def chunks(self, index: int, piece: Piece, usage: Usage | UnsetType) -> Sequence[Struct]:
+        """One for each event. The tokens behind them are told with the first."""
+        deltas = [msgspec.convert(delta(event), ChatDelta) for event in piece.events]
+        choices = [ChatChunkChoice(index, each) for each in deltas or [ChatDelta()]]
+        choices[0].logprobs = self._log_probs(piece)
+        choices[0].token_ids = self._token_ids(piece)
+        choices[-1].finish_reason = piece.finish_reason
+        choices[-1].stop_reason = piece.stop_reason
+        return [self._chunk([choice], usage) for choice in choices]
 
     def usage_chunk(self, usage: Usage) -> Struct:
         return self._chunk([], usage)
@@ -239,7 +267,7 @@ class ChatReply:
     def _choice(self, index: int, piece: Piece) -> ChatChoice:
         return ChatChoice(
             index,
-            ChatMessage(piece.text),
+            msgspec.convert(message(piece.events), ChatMessage),
             self._log_probs(piece),
             piece.finish_reason,
             piece.stop_reason,

@@ -8,6 +8,7 @@ asks for nothing: dropped in silence, the answer would look right and not be.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -48,6 +49,8 @@ class GenerationRequest(StructuredFields, kw_only=True):
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     cache_salt: str | None = None
+    skip_special_tokens: bool | None = None
+    """False: control tokens are part of the text."""
 
     @property
     def num_choices(self) -> int:
@@ -81,13 +84,21 @@ class ChatRequest(GenerationRequest, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    """For the template; `none` also turns `enable_thinking` and `thinking` off."""
+    enable_thinking: bool | None = None
+    """As in `chat_template_kwargs`."""
+    include_reasoning: bool | None = None
+    """False: the model thinks, and the thoughts are left out of the reply."""
+    separate_reasoning: bool | None = None
+    """False: thoughts, and the marks around them, stay in the content."""
 
 
 # Field -> values, besides null, that ask for nothing.
 _NOT_HONOURED: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "guided_decoding_backend": (),
@@ -101,7 +112,6 @@ _NOT_HONOURED: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "logits_processors": ([],),
     "logprob_token_ids": ([],),
-    "skip_special_tokens": (True,),
     "truncate_prompt_tokens": (),
     "prompt_embeds": (),
     "chat_template": (),
@@ -115,25 +125,26 @@ _NOT_HONOURED: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": (),
     "thinking_token_budget": (),
 }
-_ALSO_NOT_IN_CHAT: dict[str, tuple[Any, ...]] = {"echo": (False,), "best_of": (1,)}
+_NOT_IN_COMPLETIONS = {**_NOT_HONOURED, "tools": ([],), "tool_choice": ("none", "auto")}
+_NOT_IN_CHAT = {**_NOT_HONOURED, "echo": (False,), "best_of": (1,)}
 
-_NotHonoured = msgspec.defstruct("_NotHonoured", [(name, Any, None) for name in _NOT_HONOURED])
-_NotHonouredInChat = msgspec.defstruct(
-    "_NotHonouredInChat", [(name, Any, None) for name in (*_NOT_HONOURED, *_ALSO_NOT_IN_CHAT)]
-)
+
+def _struct_of(names: Iterable[str]) -> type[Struct]:
+    return msgspec.defstruct("_NotHonoured", [(name, Any, None) for name in names])
+
 
 T = TypeVar("T", bound=Struct)
 
 _COMPLETION = msgspec.json.Decoder(CompletionRequest)
 _CHAT = msgspec.json.Decoder(ChatRequest)
-_COMPLETION_REFUSALS = msgspec.json.Decoder(_NotHonoured)
-_CHAT_REFUSALS = msgspec.json.Decoder(_NotHonouredInChat)
+_COMPLETION_REFUSALS = msgspec.json.Decoder(_struct_of(_NOT_IN_COMPLETIONS))
+_CHAT_REFUSALS = msgspec.json.Decoder(_struct_of(_NOT_IN_CHAT))
 
 
 def read_completion(body: bytes | str) -> CompletionRequest:
     """Raises `InvalidRequest` naming what is wrong."""
     request = _decode(_COMPLETION, body)
-    _refuse(_decode(_COMPLETION_REFUSALS, body), _NOT_HONOURED)
+    _refuse(_decode(_COMPLETION_REFUSALS, body), _NOT_IN_COMPLETIONS)
     if request.best_of not in (None, request.num_choices):
         raise InvalidRequest("best_of is not supported other than equal to n", field="best_of")
     return request
@@ -142,7 +153,7 @@ def read_completion(body: bytes | str) -> CompletionRequest:
 def read_chat(body: bytes | str) -> ChatRequest:
     """Raises `InvalidRequest` naming what is wrong."""
     request = _decode(_CHAT, body)
-    _refuse(_decode(_CHAT_REFUSALS, body), {**_NOT_HONOURED, **_ALSO_NOT_IN_CHAT})
+    _refuse(_decode(_CHAT_REFUSALS, body), _NOT_IN_CHAT)
     return request
 
 

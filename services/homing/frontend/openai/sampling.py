@@ -7,7 +7,9 @@ from typing import Any
 from homing.errors import InvalidRequest
 from homing.frontend.openai.requests import ChatRequest, CompletionRequest, GenerationRequest
 from homing.frontend.openai.structured import structured_output
-from homing.params import SamplingParams
+from homing.frontend.openai.tools import tools_structure
+from homing.frontend.parsers import ToolChoice
+from homing.params import SamplingParams, StructuredOutput
 from homing.params.sampling import MAX_TOP_LOGPROBS
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -35,11 +37,12 @@ def completion_params(request: CompletionRequest) -> SamplingParams:
         num_top=request.logprobs,
         num_top_field="logprobs",
         wants_prompt=wants_prompt,
+        shape=structured_output(request),
     )
 
 
-def chat_params(request: ChatRequest) -> SamplingParams:
-    """Raises `InvalidRequest` naming the client's field."""
+def chat_params(request: ChatRequest, choice: ToolChoice) -> SamplingParams:
+    """`choice`: what the request may call. Raises `InvalidRequest` naming the client's field."""
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
     max_tokens = request.max_completion_tokens
@@ -53,6 +56,7 @@ def chat_params(request: ChatRequest) -> SamplingParams:
         num_top=(request.top_logprobs or 0) if request.logprobs else None,
         num_top_field="top_logprobs",
         wants_prompt=request.prompt_logprobs is not None,
+        shape=tools_structure(request, choice),
     )
 
 
@@ -63,8 +67,9 @@ def _params(
     num_top: int | None,
     num_top_field: str,
     wants_prompt: bool,
+    shape: StructuredOutput | None,
 ) -> SamplingParams:
-    """`num_top`: None when no log-probabilities are asked for."""
+    """`num_top`: None when no log-probabilities are asked for; `shape`: of the whole answer."""
     _in_range("n", request.num_choices, 1, MAX_CHOICES)
     _in_range(num_top_field, num_top or 0, 0, MAX_TOP_LOGPROBS)
     _in_range("prompt_logprobs", request.prompt_logprobs or 0, 0, MAX_TOP_LOGPROBS)
@@ -87,7 +92,7 @@ def _params(
         "return_log_probs": num_top is not None or wants_prompt,
         "skip_prompt_log_probs": not wants_prompt,
         "top_n_logprobs": max(num_top or 0, request.prompt_logprobs or 0),
-        "structured_output": structured_output(request),
+        "structured_output": shape,
         **_truncation(request),
     }
     given = {name: value for name, value in values.items() if value is not None}

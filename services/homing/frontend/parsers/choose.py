@@ -55,6 +55,10 @@ class AnswerFormat:
         """Whether its marks are special tokens, which must not be left out of the text."""
         return self.tools == "mistral" or self.reasoning == "magistral"
 
+    @property
+    def without_reasoning(self) -> AnswerFormat:
+        return AnswerFormat(self.tools, None)
+
     def parser(self, choice: ToolChoice, *, prompt_end: str = "") -> AnswerParser:
         """A parser of one answer. `prompt_end`: the rendered prompt, or its last 64 characters."""
         thoughts = None
