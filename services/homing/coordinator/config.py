@@ -33,7 +33,7 @@ class CoordinatorConfig:
     max_index_entries: int = 1_000_000
     """Block hashes remembered, about 200 bytes each. A long prompt has about 170. Beyond it the
     oldest half is forgotten."""
-    max_queued_requests: int = 1024
+    max_queued_requests: int = 4096
     """Requests a rank may have in flight, queued and running. When every rank has that many,
     submissions are refused until one ends."""
     max_clients: int = 4096
