@@ -21,7 +21,9 @@ from homing.engine.models.llama import TorchDecoder
 from homing.engine.weights import DTYPES, ModelFiles, default_cache_dir, resolve_model
 
 BACKENDS = ("torch", "c")
-CACHE_DIR = default_cache_dir(os.environ)  # shared with real use: converting and building take a while
+CACHE_DIR = default_cache_dir(
+    os.environ
+)  # shared with real use: converting and building take a while
 
 
 def load_backend(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,7 +21,7 @@ def int32(values: Sequence[int]) -> Tensor:
 
 @dataclass
 class Driver:
-    """Requests with blocks of their own, scattered over the cache; `step` computes some tokens of each."""
+    """Requests with blocks of their own, scattered over the cache; `step` computes some tokens."""
 
     model: Model
     num_requests: int = 1
@@ -38,8 +38,10 @@ class Driver:
         self.block_tables = shuffled.view(self.num_requests, blocks_each).int()
         self.computed = [0] * self.num_requests
 
-    def step(self, tokens_of_request: dict[int, Sequence[int]]) -> Tensor:
-        """Compute the next tokens of each request; logits of every row, in the order given."""
+    def step(
+        self, tokens_of_request: Mapping[int, Sequence[int]], *, selected: Tensor | None = None
+    ) -> Tensor:
+        """Compute the next tokens of each request; logits of the selected rows, all by default."""
         token_ids, positions, slots, requests = [], [], [], []
         for request, tokens in tokens_of_request.items():
             for token in tokens:
@@ -56,7 +58,7 @@ class Driver:
             slot_mapping=int32(slots),
             request_index=int32(requests),
             block_tables=self.block_tables,
-            selected=torch.arange(len(token_ids), dtype=torch.int32),
+            selected=torch.arange(len(token_ids)).int() if selected is None else selected,
         )
         return self.model.forward(batch, self.cache)
 

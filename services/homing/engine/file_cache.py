@@ -1,7 +1,8 @@
 """Directories that are built once and then shared by every process that needs them.
 
-Two engines that start together must not both convert a model, and none may see half of one: a builder holds
-a lock, works beside the final place, and renames. What a crash leaves behind, the next builder removes.
+Two engines that start together must not both convert a model, and none may see half of one: a
+builder holds a lock, works beside the final place, and renames. What a crash leaves behind, the
+next builder removes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 
 def build_once(directory: Path, build: Callable[[Path], None]) -> Path:
-    """Return `directory`, after `build(temporary directory)` and a rename if it is not there yet."""
+    """Return `directory`; if it is not there, `build` fills a temporary one that is renamed."""
     if directory.is_dir():
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)

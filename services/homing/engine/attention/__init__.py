@@ -1,1 +1,2 @@
-"""Attention over the paged KV cache: `reference` in torch; the CPU kernels are in `homing.engine.kernels`."""
+"""Attention over the paged KV cache: `reference` in torch; the CPU kernels are in
+`homing.engine.kernels`."""

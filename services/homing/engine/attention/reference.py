@@ -1,8 +1,9 @@
 """Paged attention in plain torch, one request at a time: right on any machine, fast on none.
 
-The context is cut into splits of `SPLIT_TOKENS` at fixed positions, and their results are merged in order.
-Every matrix product then has the same shape but for its number of rows, so that a row's bits depend on
-neither the other rows nor the length of their contexts. The C kernels cut and merge at the same places.
+The context is cut into splits of `SPLIT_TOKENS` at fixed positions, and their results are merged
+in order. Every matrix product then has the same shape but for its number of rows, so that a row's
+bits depend on neither the other rows nor the length of their contexts. The C kernels cut and
+merge at the same places.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def _attend(
 def _gather(
     keys: Tensor, values: Tensor, block_table: Tensor, tokens: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One split as [kv_heads, tokens, head_dim] in fp32; beyond the table its last block repeats."""
+    """One split, [kv_heads, tokens, head_dim] in fp32; beyond the table its last slot repeats."""
     block_size = keys.shape[1]
     last = block_table.shape[0] * block_size - 1
     tokens = tokens.clamp(max=last)

@@ -1,8 +1,8 @@
 """The models that an engine can run, behind one small interface.
 
-`config` reads what a checkpoint is, `llama` is the decoder of the Llama family in plain torch (the reference,
-for any machine), and `homing.engine.kernels` runs the same decoder in C. Which one runs is chosen once, in
-`homing.engine.weights.load_model`.
+`config` reads what a checkpoint is, `llama` is the decoder of the Llama family in plain torch
+(the reference, for any machine), and `homing.engine.kernels` runs the same decoder in C. Which
+one runs is chosen once, in `homing.engine.weights.load_model`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class ModelShape:
 
 
 class Model(Protocol):
-    """A decoder. A row's logits have the same bits whatever rows accompany it and whatever was cached."""
+    """A decoder. A row's logits have the same bits whatever else is in the batch or the cache."""
 
     @property
     def shape(self) -> ModelShape: ...
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
-        """Write the batch's keys and values to `cache`; return fp32 logits [selected, vocab_size]."""
+        """Write the batch's keys and values to `cache`; fp32 logits [selected, vocab_size]."""
         ...

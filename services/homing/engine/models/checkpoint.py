@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint's tensors, read by name and gathered into the layout both backends use."""
+"""A Hugging Face checkpoint's tensors, read by name, in the layout that both backends use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from homing.errors import ConfigError
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Matrices are [out, in]; `qkv` stacks query, key and value rows, `gate_up` gate and up rows."""
+    """Matrices are [out, in]; `qkv` stacks query, key and value, `gate_up` gate and up."""
 
     attention_norm: Tensor  # [hidden]
     qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden]
@@ -56,14 +56,16 @@ class Checkpoint:
 
     def embedding(self) -> Tensor:
         """[vocab, hidden]."""
-        return self._tensor("model.embed_tokens.weight")
+        return self._tensor("model.embed_tokens.weight", *self._vocab_shape)
 
     def final_norm(self) -> Tensor:
-        return self._tensor("model.norm.weight")
+        return self._tensor("model.norm.weight", self._config.hidden_size)
 
     def head(self) -> Tensor:
         """[vocab, hidden]; the embedding itself where the two are tied."""
-        return self.embedding() if self._config.tied_head else self._tensor("lm_head.weight")
+        if self._config.tied_head:
+            return self.embedding()
+        return self._tensor("lm_head.weight", *self._vocab_shape)
 
     def layers(self, on_layer: Callable[[int], None]) -> Iterator[LayerWeights]:
         """One layer at a time, so that a backend that repacks never holds the model twice."""
@@ -71,32 +73,51 @@ class Checkpoint:
             on_layer(index)
             yield self._layer(f"model.layers.{index}.")
 
+    @property
+    def _vocab_shape(self) -> tuple[int, int]:
+        return self._config.vocab_size, self._config.hidden_size
+
     def _layer(self, prefix: str) -> LayerWeights:
-        def tensor(name: str) -> Tensor:
-            return self._tensor(prefix + name)
+        config = self._config
+        hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+        kv_heads = config.num_kv_heads
+        attention = {"q_proj": config.num_heads, "k_proj": kv_heads, "v_proj": kv_heads}
 
-        def stacked(*names: str) -> Tensor:
-            return torch.cat([tensor(name) for name in names])
+        def tensor(name: str, *shape: int) -> Tensor:
+            return self._tensor(prefix + name, *shape)
 
-        qkv_names = [f"self_attn.{kind}_proj" for kind in "qkv"]
+        def qkv(kind: str, *inputs: int) -> Tensor:
+            return torch.cat(
+                [
+                    tensor(f"self_attn.{name}.{kind}", heads * head_dim, *inputs)
+                    for name, heads in attention.items()
+                ]
+            )
+
         return LayerWeights(
-            attention_norm=tensor("input_layernorm.weight"),
-            qkv=stacked(*(f"{name}.weight" for name in qkv_names)),
-            qkv_bias=(
-                stacked(*(f"{name}.bias" for name in qkv_names)) if self._config.qkv_bias else None
+            attention_norm=tensor("input_layernorm.weight", hidden),
+            qkv=qkv("weight", hidden),
+            qkv_bias=qkv("bias") if config.qkv_bias else None,
+            query_norm=tensor("self_attn.q_norm.weight", head_dim) if config.qk_norm else None,
+            key_norm=tensor("self_attn.k_norm.weight", head_dim) if config.qk_norm else None,
+            output=tensor("self_attn.o_proj.weight", hidden, config.num_heads * head_dim),
+            mlp_norm=tensor("post_attention_layernorm.weight", hidden),
+            gate_up=torch.cat(
+                [tensor(f"mlp.{name}_proj.weight", inner, hidden) for name in ("gate", "up")]
             ),
-            query_norm=tensor("self_attn.q_norm.weight") if self._config.qk_norm else None,
-            key_norm=tensor("self_attn.k_norm.weight") if self._config.qk_norm else None,
-            output=tensor("self_attn.o_proj.weight"),
-            mlp_norm=tensor("post_attention_layernorm.weight"),
-            gate_up=stacked("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-            down=tensor("mlp.down_proj.weight"),
+            down=tensor("mlp.down_proj.weight", hidden, inner),
         )
 
-    def _tensor(self, name: str) -> Tensor:
+    def _tensor(self, name: str, *shape: int) -> Tensor:
         if name not in self._file_of_tensor:
             raise ConfigError(f"{self._directory}: the checkpoint has no tensor {name!r}")
-        return self._file_of_tensor[name].get_tensor(name).to(self._dtype)
+        tensor = self._file_of_tensor[name].get_tensor(name)
+        if tensor.shape != shape:
+            found, expected = list(tensor.shape), list(shape)
+            raise ConfigError(
+                f"{self._directory}: {name} is {found}, but config.json makes it {expected}"
+            )
+        return tensor.to(self._dtype)
 
 
 def _weight_files(directory: Path) -> list[Path]:

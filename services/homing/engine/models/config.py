@@ -1,7 +1,8 @@
 """What a Hugging Face `config.json` says about a decoder of the Llama family.
 
-Read here rather than by transformers: importing that costs seconds at every engine start. Names and defaults
-are transformers' own. Whatever would change the arithmetic and is not built here is refused, never ignored.
+Read here rather than by transformers: importing that costs seconds at every engine start. Names
+and defaults are transformers' own. Whatever would change the arithmetic and is not built here is
+refused, never ignored.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ SUPPORTED_ARCHITECTURES = (
     "MistralForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
+)
+
+REQUIRED_SIZES = (
+    *("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size"),
+    "vocab_size",
 )
 
 
@@ -64,6 +70,7 @@ def read_config(directory: Path) -> DecoderConfig:
     raw = _read_json(directory / "config.json")
     architecture = _architecture(directory, raw)
     _refuse_what_is_not_built(directory, raw)
+    _require_sizes(directory, raw)
     num_layers = raw["num_hidden_layers"]
     num_heads = raw["num_attention_heads"]
     return DecoderConfig(
@@ -109,10 +116,17 @@ def _refuse_what_is_not_built(directory: Path, raw: Mapping[str, Any]) -> None:
         f"hidden_act {raw.get('hidden_act')!r}": raw.get("hidden_act", "silu") != "silu",
         "mlp_bias": bool(raw.get("mlp_bias")),
         "a quantised checkpoint": bool(raw.get("quantization_config")),
+        "rope on a part of the head": raw.get("partial_rotary_factor", 1.0) != 1.0,
     }
     for what, present in refused.items():
         if present:
             raise ConfigError(f"{directory}: {what} is not supported")
+
+
+def _require_sizes(directory: Path, raw: Mapping[str, Any]) -> None:
+    for name in REQUIRED_SIZES:
+        if not isinstance(raw.get(name), int) or raw[name] < 1:
+            raise ConfigError(f"{directory}: config.json has {raw.get(name)!r} for {name}")
 
 
 def _rope_parameters(raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,13 +1,16 @@
-"""The decoder of the Llama family in plain torch: the reference that the C kernels are tested against.
+"""The decoder of the Llama family in plain torch: the reference that the C kernels are tested
+against.
 
-On a CPU it computes in fp32 whatever the weights' dtype (bf16 there means bf16 values of weights and cache,
-fp32 arithmetic), because torch's bf16 linears are slow on CPUs without bf16 instructions, and because that is
-what the C kernels do. Runs where there is no compiler, at a fraction of their speed.
+On a CPU it computes in fp32 whatever the weights' dtype (bf16 there means bf16 values of weights
+and cache, fp32 arithmetic), because torch's bf16 linears are slow on CPUs without bf16
+instructions, and because that is what the C kernels do. Runs where there is no compiler, at a
+fraction of their speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -96,9 +99,8 @@ class TorchDecoder:
 
 
 def _in_fp32(layer: LayerWeights) -> LayerWeights:
-    return LayerWeights(
-        **{name: None if tensor is None else tensor.float() for name, tensor in vars(layer).items()}
-    )
+    present = {name: tensor for name, tensor in vars(layer).items() if tensor is not None}
+    return replace(layer, **{name: tensor.float() for name, tensor in present.items()})
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -107,6 +109,6 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate each pair (i, i + head_dim / 2) of [tokens, heads, head_dim] by its position's angle."""
+    """Rotate the pairs (i, i + head_dim / 2) of [tokens, heads, head_dim] by their angles."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)

@@ -1,7 +1,7 @@
 """Rotary position tables: the frequencies of plain, linear, llama3 and YaRN scaling.
 
-Formulas follow transformers' `modeling_rope_utils` in fp32, operation by operation, since logits must agree
-with it to 1e-4. YaRN: Peng et al. 2023 (arXiv 2309.00071).
+Formulas follow transformers' `modeling_rope_utils` in fp32, operation by operation, since logits
+must agree with it to 1e-4. YaRN: Peng et al. 2023 (arXiv 2309.00071).
 """
 
 from __future__ import annotations
