@@ -6,6 +6,8 @@ import asyncio
 import os
 from dataclasses import replace
 
+import pytest
+
 from homing.client import FleetView
 from homing.wire import FleetState, RankInfo
 from tests.support.byte_model import byte_ids
@@ -111,6 +113,38 @@ async def test_models_are_listed_with_their_context_length(tmp_path):
 async def test_the_version_is_told(tmp_path):
     async with serving(tmp_path, says(byte_ids("x"))) as frontend:
         assert (await frontend.http.get("/version")).json().keys() == {"version"}
+
+
+async def test_the_server_tells_what_it_serves_and_how(tmp_path):
+    async with serving(tmp_path, says(byte_ids("x")), names=("a", "b")) as frontend:
+        info = (await frontend.http.get("/server_info")).json()
+    assert info["names"] == ["a", "b"]
+    assert info["model"]["max_model_len"] == 256
+    assert (info["tool_call_parser"], info["reasoning_parser"]) == ("hermes", None)
+    assert (info["state"], info["weight_version"], info["live_ranks"]) == ("running", 0, 1)
+
+
+async def test_the_load_is_that_of_the_ranks_that_live(tmp_path):
+    async with serving(tmp_path, says(byte_ids("x"))) as frontend:
+        frontend.fleet.snapshot = SNAPSHOT
+        body = (await frontend.http.get("/load")).json()
+    assert body["server_load"] == 5
+    assert [row["rank"] for row in body["ranks"]] == [0]
+    assert body["ranks"][0]["kv_used_blocks"] == 25
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses", "/v1/audio/speech", "/x"])
+async def test_what_is_not_served_is_a_404_that_says_so(tmp_path, path):
+    async with serving(tmp_path, says(byte_ids("x"))) as frontend:
+        error = await frontend.error(path, {"input": "x"}, 404)
+    assert error["message"] == f"POST {path} is not served here"
+
+
+async def test_the_page_and_its_figures_are_served(tmp_path):
+    async with serving(tmp_path, says(byte_ids("x"))) as frontend:
+        frontend.fleet.snapshot = SNAPSHOT | {"requests": 1, "clients": 1, "ranks": []}
+        assert "<html" in (await frontend.http.get("/")).text
+        assert (await frontend.http.get("/fleet")).json()["live_ranks"] == 1
 
 
 async def test_metrics_are_the_coordinators_totals(tmp_path):

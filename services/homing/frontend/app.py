@@ -15,9 +15,11 @@ from homing.frontend.http_errors import error_body, headers_of, http_error_body,
 from homing.frontend.metrics import CONTENT_TYPE, render_metrics
 from homing.frontend.openai.replies import ChatReply, CompletionReply
 from homing.frontend.openai.requests import read_chat, read_completion
+from homing.frontend.page import page_routes
 from homing.frontend.service import Service
-from homing.frontend.status import health, model_entry
+from homing.frontend.status import health, load, model_entry, server_info
 from homing.frontend.stream import answer, json_response
+from homing.frontend.token_routes import detokenize, tokenize
 
 MAX_REQUEST_ID_CHARACTERS = 256
 
@@ -28,6 +30,7 @@ def create_app(service: Service) -> Quart:
     app.url_map.strict_slashes = False  # clients that add a slash do not follow a redirected POST
     app.url_map.merge_slashes = False
     _add_openai_routes(app, service)
+    _add_token_routes(app, service)
     _add_status_routes(app, service)
     _add_error_handlers(app)
 
@@ -74,6 +77,18 @@ def _add_openai_routes(app: Quart, service: Service) -> None:
         return json_response(model_entry(model, model.answers_to(name.rstrip("/"))))
 
 
+def _add_token_routes(app: Quart, service: Service) -> None:
+    @app.post("/tokenize")
+    @app.post("/v1/tokenize")
+    async def post_tokenize() -> Response:
+        return json_response(await tokenize(await request.get_data(), service.model))
+
+    @app.post("/detokenize")
+    @app.post("/v1/detokenize")
+    async def post_detokenize() -> Response:
+        return json_response(detokenize(await request.get_data(), service.model))
+
+
 def _add_status_routes(app: Quart, service: Service) -> None:
     @app.get("/health")
     async def get_health() -> Response:
@@ -88,6 +103,16 @@ def _add_status_routes(app: Quart, service: Service) -> None:
     async def get_version() -> Response:
         return json_response({"version": version("homing")})
 
+    @app.get("/server_info")
+    async def get_server_info() -> Response:
+        return json_response(server_info(service))
+
+    @app.get("/load")
+    async def get_load() -> Response:
+        return json_response(load(await service.client.stats()))
+
+    app.register_blueprint(page_routes(service.client.stats, lambda: service.client.fleet))
+
 
 def _add_error_handlers(app: Quart) -> None:
     @app.errorhandler(HomingError)
@@ -99,7 +124,10 @@ def _add_error_handlers(app: Quart) -> None:
     @app.errorhandler(HTTPException)
     async def on_http_exception(error: HTTPException) -> Response:
         status = error.code or 500
-        response = json_response(http_error_body(status, error.description or error.name), status)
+        message = error.description or error.name
+        if status == 404:
+            message = f"{request.method} {request.path} is not served here"
+        response = json_response(http_error_body(status, message), status)
         if status == 405:
             response.headers.update({k: v for k, v in error.get_headers() if k == "Allow"})
         return response

@@ -54,7 +54,9 @@ def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
 
 def _prompt(given: str | list[int], model: ServedModel, tokenizer: Tokenizer) -> Prompt:
     if not isinstance(given, str):
-        return Prompt(_checked(given, model.card.vocab_size))
+        if not given:
+            raise InvalidRequest("prompt holds an empty list of token ids", field="prompt")
+        return Prompt(check_token_ids(given, model.card.vocab_size, field="prompt"))
     max_tokens = model.card.max_context_tokens
     token_ids = encode_within(tokenizer, given, max_tokens, add_special_tokens=True)
     if not token_ids:
@@ -66,13 +68,12 @@ def _prompt(given: str | list[int], model: ServedModel, tokenizer: Tokenizer) ->
     return Prompt(token_ids, given)
 
 
-def _checked(token_ids: list[int], vocab_size: int) -> list[int]:
-    if not token_ids:
-        raise InvalidRequest("prompt holds an empty list of token ids", field="prompt")
-    for token_id in (min(token_ids), max(token_ids)):
+def check_token_ids(token_ids: list[int], vocab_size: int, *, field: str) -> list[int]:
+    """The ids, if they are in the vocabulary. Raises `InvalidRequest`."""
+    for token_id in (min(token_ids, default=0), max(token_ids, default=0)):
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
-                f"token id {token_id} in prompt is not in the vocabulary of {vocab_size}",
-                field="prompt",
+                f"token id {token_id} in {field} is not in the vocabulary of {vocab_size}",
+                field=field,
             )
     return token_ids

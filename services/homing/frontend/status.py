@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import version
 from typing import Any
 
 from homing.frontend.service import ServedModel, Service
@@ -35,3 +36,44 @@ def model_entry(model: ServedModel, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": model.card.max_context_tokens,
     }
+
+
+def server_info(service: Service) -> dict[str, Any]:
+    """What is served, by whom, and in which state."""
+    model, fleet = service.model, service.client.fleet
+    return {
+        "version": version("homing"),
+        "pid": os.getpid(),
+        "model": model_entry(model, model.names[0]),
+        "names": list(model.names),
+        "vocab_size": model.card.vocab_size,
+        "eos_token_ids": list(model.card.eos_token_ids),
+        "block_size": model.card.block_size,
+        "dtype": model.card.dtype,
+        "tool_call_parser": model.answer_format.tools,
+        "reasoning_parser": model.answer_format.reasoning,
+        "routing_policy": fleet.policy,
+        "state": fleet.state.value,
+        "weight_version": fleet.epoch,
+        "live_ranks": fleet.live_ranks,
+    }
+
+
+def load(snapshot: dict[str, Any]) -> dict[str, Any]:
+    """How busy the fleet is. `server_load`, vLLM's name: requests dispatched and not finished."""
+    ranks = [row for row in snapshot["ranks"] if row["live"]]
+    return {
+        "server_load": sum(row["load"] for row in ranks),
+        "ranks": [{name: row[name] for name in _LOADS} for row in ranks],
+    }
+
+
+_LOADS = (
+    "rank",
+    "load",
+    "running",
+    "waiting",
+    "owed_tokens",
+    "kv_used_blocks",
+    "kv_total_blocks",
+)

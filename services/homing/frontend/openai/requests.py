@@ -7,14 +7,14 @@ asks for nothing: dropped in silence, the answer would look right and not be.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from homing.errors import InvalidRequest
+from homing.frontend.openai.reading import read_body
 from homing.frontend.openai.structured import StructuredFields
 
 
@@ -133,18 +133,14 @@ def _struct_of(names: Iterable[str]) -> type[Struct]:
     return msgspec.defstruct("_NotHonoured", [(name, Any, None) for name in names])
 
 
-T = TypeVar("T", bound=Struct)
-
-_COMPLETION = msgspec.json.Decoder(CompletionRequest)
-_CHAT = msgspec.json.Decoder(ChatRequest)
-_COMPLETION_REFUSALS = msgspec.json.Decoder(_struct_of(_NOT_IN_COMPLETIONS))
-_CHAT_REFUSALS = msgspec.json.Decoder(_struct_of(_NOT_IN_CHAT))
+_NotInCompletions = _struct_of(_NOT_IN_COMPLETIONS)
+_NotInChat = _struct_of(_NOT_IN_CHAT)
 
 
 def read_completion(body: bytes | str) -> CompletionRequest:
     """Raises `InvalidRequest` naming what is wrong."""
-    request = _decode(_COMPLETION, body)
-    _refuse(_decode(_COMPLETION_REFUSALS, body), _NOT_IN_COMPLETIONS)
+    request = read_body(CompletionRequest, body)
+    _refuse(read_body(_NotInCompletions, body), _NOT_IN_COMPLETIONS)
     if request.best_of not in (None, request.num_choices):
         raise InvalidRequest("best_of is not supported other than equal to n", field="best_of")
     return request
@@ -152,24 +148,9 @@ def read_completion(body: bytes | str) -> CompletionRequest:
 
 def read_chat(body: bytes | str) -> ChatRequest:
     """Raises `InvalidRequest` naming what is wrong."""
-    request = _decode(_CHAT, body)
-    _refuse(_decode(_CHAT_REFUSALS, body), _NOT_IN_CHAT)
+    request = read_body(ChatRequest, body)
+    _refuse(read_body(_NotInChat, body), _NOT_IN_CHAT)
     return request
-
-
-def _decode(decoder: msgspec.json.Decoder[T], body: bytes | str) -> T:
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(f"invalid request body: {error}", field=_field(str(error))) from error
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the request body is not valid JSON: {error}") from error
-
-
-def _field(message: str) -> str | None:
-    """The field that msgspec's message is about: `... at `$.stop[0]`` or `missing ... `prompt``."""
-    match = re.search(r"`(?:.* in `)?\$\.(\w+)", message) or re.search(r"field `(\w+)`", message)
-    return match[1] if match else None
 
 
 def _refuse(values: Struct, harmless: dict[str, tuple[Any, ...]]) -> None:
