@@ -30,8 +30,10 @@ from homing.wire.messages import clip
 TOKEN_BYTES = 4
 RETRY_AFTER_S = 1.0
 """What a refused client is told to wait: a queue frees a place with each request that ends."""
+MAY_SERVE_LATER = (LostReason.NO_RANK, LostReason.OVERLOADED)
 
 MAX_TOKENS = 2**32
+"""No answer has so many: a larger number is an engine's mistake."""
 
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 """Ends that say how long an answer is."""
@@ -87,20 +89,21 @@ class Requests:
         """Dispatch or refuse. `frames` are the message as it came."""
         if self._is_repeat(client, submit.request_id, submit.attempt):
             return
+        ids = submit.request_id, submit.attempt
         if problem := self._problem(client, submit):
-            self._refuse(client, submit, LostReason.INVALID, problem)
+            self._refuse(client, *ids, LostReason.INVALID, problem)
         elif not self._loads.num_open or self.block_size is None:
-            self._refuse(client, submit, LostReason.NO_RANK, "no engine is serving")
+            self._refuse(client, *ids, LostReason.NO_RANK, "no engine is serving")
         elif not self._loads.available:
             detail = f"every rank has {self._max_queued} requests, its limit"
-            self._refuse(client, submit, LostReason.OVERLOADED, detail)
+            self._refuse(client, *ids, LostReason.OVERLOADED, detail)
         else:
             self._dispatch(client, submit, frames, self.block_size, now)
 
     def submit_unread(self, client: Client, request_id: int, attempt: int, reason: str) -> None:
         """Refuse a submission of which only the ids could be read."""
         if not self._is_repeat(client, request_id, attempt):
-            self._answer_invalid(client, request_id, attempt, reason)
+            self._refuse(client, request_id, attempt, LostReason.INVALID, reason)
 
     def abort(self, client: Client, abort: Abort, frames: Sequence[Buffer]) -> None:
         """Tell the engine; its last Output tells the client.
@@ -110,7 +113,8 @@ class Requests:
         """
         request = client.requests.get(abort.request_id)
         if request is None or request.attempt < abort.attempt:
-            self._answer_invalid(client, abort.request_id, abort.attempt, "no such request")
+            ids = abort.request_id, abort.attempt
+            self._answer_lost(client, *ids, LostReason.INVALID, "no such request")
         elif request.attempt == abort.attempt:
             if request.state is RequestState.RUNNING:
                 self._outbox.append(Forward(request.engine.identity, frames))
@@ -204,24 +208,22 @@ class Requests:
         self._totals.dispatched_to_rank[engine.rank] += 1
         self._outbox.append(Forward(engine.identity, [*frames[:-1], NIL]))
 
-    def _refuse(self, client: Client, submit: Submit, reason: LostReason, detail: str) -> None:
+    def _refuse(
+        self, client: Client, request_id: int, attempt: int, reason: LostReason, detail: str
+    ) -> None:
         self._totals.refused[reason.value] += 1
-        lost = Lost(
-            submit.request_id,
-            submit.attempt,
-            reason,
-            retry_after_s=0.0 if reason is LostReason.INVALID else RETRY_AFTER_S,
-            detail=detail,
-        )
-        self._outbox.append(Send(client.identity, lost))
-
-    def _answer_invalid(self, client: Client, request_id: int, attempt: int, detail: str) -> None:
-        lost = Lost(request_id, attempt, LostReason.INVALID, detail=detail)
-        self._outbox.append(Send(client.identity, lost))
+        self._answer_lost(client, request_id, attempt, reason, detail)
 
     def send_lost(self, request: Request, why: str) -> None:
-        lost = Lost(request.request_id, request.attempt, LostReason.RANK_LOST, detail=clip(why))
-        self._outbox.append(Send(request.client.identity, lost))
+        ids = request.request_id, request.attempt
+        self._answer_lost(request.client, *ids, LostReason.RANK_LOST, why)
+
+    def _answer_lost(
+        self, client: Client, request_id: int, attempt: int, reason: LostReason, detail: str
+    ) -> None:
+        retry_after_s = RETRY_AFTER_S if reason in MAY_SERVE_LATER else 0.0
+        lost = Lost(request_id, attempt, reason, retry_after_s, clip(detail))
+        self._outbox.append(Send(client.identity, lost))
 
     def send_abort(self, request: Request) -> None:
         abort = Abort(request.client.uid, request.request_id, request.attempt)

@@ -58,7 +58,7 @@ from homing.wire import (
     pack_payload,
     read_payload,
 )
-from homing.wire.messages import ToCoordinator, clip
+from homing.wire.messages import ToCoordinator
 
 log = logging.getLogger(__name__)
 
@@ -214,7 +214,7 @@ class Coordinator:
             and isinstance(peer, Client)
             and peer.uid == event.client
         ):
-            self.requests.submit_unread(peer, event.request_id, event.attempt, clip(event.reason))
+            self.requests.submit_unread(peer, event.request_id, event.attempt, event.reason)
 
     def _drop(self, source: Peer | bytes, reason: str) -> None:
         """Count garbage; log only the first of each sender."""
