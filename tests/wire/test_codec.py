@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any, get_type_hints
 
 import msgspec
@@ -17,6 +18,7 @@ from homing.wire import (
     Goodbye,
     Message,
     Output,
+    Payload,
     Refused,
     Rejoin,
     Submit,
@@ -64,9 +66,9 @@ def test_the_metadata_of_every_kind_is_bounded_whatever_the_request(kind):
 
 def test_absent_and_empty_frames_differ():
     submit = Submit(1, 2, 0, 3, 0, 4, "", b"prompt", None, b"")
-    assert parse(pack(submit)) == submit
-    assert parse(pack(submit)).block_hashes == b""
-    assert parse(pack(submit)).sampling is None
+    assert parse_submit(pack(submit)) == submit
+    assert parse_submit(pack(submit)).block_hashes == b""
+    assert parse_submit(pack(submit)).sampling is None
 
 
 def test_a_field_that_is_new_may_be_missing_and_a_newer_one_is_ignored():
@@ -74,8 +76,14 @@ def test_a_field_that_is_new_may_be_missing_and_a_newer_one_is_ignored():
     fields = msgspec.msgpack.decode(metadata)
     older = msgspec.msgpack.encode(fields[:-1])
     newer = msgspec.msgpack.encode([*fields, "more"])
-    assert parse([older, *frames]).cache_salt == ""
-    assert parse([newer, *frames]).cache_salt == "salt"
+    assert parse_submit([older, *frames]).cache_salt == ""
+    assert parse_submit([newer, *frames]).cache_salt == "salt"
+
+
+def parse_submit(frames: Sequence[Payload]) -> Submit:
+    message = parse([frame for frame in frames if frame is not None])
+    assert isinstance(message, Submit)
+    return message
 
 
 def test_pack_refuses_metadata_past_the_bound():

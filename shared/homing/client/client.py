@@ -96,7 +96,7 @@ class Client:
     async def close(self) -> None:
         """Leave: unfinished requests are aborted and fail with `Unavailable`. Idempotent."""
         self._session.close()
-        self._fail_all(Unavailable("the client was closed"))
+        self._fail_all(Unavailable("the client was closed: its process is shutting down"))
 
     def submit(
         self, prompt_tokens: bytes, params: SamplingParams, *, cache_salt: str = ""
@@ -107,7 +107,7 @@ class Client:
         having started anything. What goes wrong later is raised by iterating the result.
         """
         card = self._require_service()
-        max_new_tokens = _check(prompt_tokens, params, cache_salt, card)
+        max_new_tokens = check_request(prompt_tokens, params, cache_salt, card)
         if len(self._generations) >= self._max_inflight:
             raise Overloaded(f"{self._max_inflight} requests are unfinished; that is the limit")
         if params.seed is None:
@@ -250,7 +250,9 @@ class Client:
             generation.end_aborted()
 
 
-def _check(prompt_tokens: bytes, params: SamplingParams, cache_salt: str, card: ModelCard) -> int:
+def check_request(
+    prompt_tokens: bytes, params: SamplingParams, cache_salt: str, card: ModelCard
+) -> int:
     """Raise unless the model can serve this; returns the most tokens that may be generated."""
     num_prompt_tokens, rest = divmod(len(prompt_tokens), TOKEN_BYTES)
     if rest or not num_prompt_tokens:

@@ -119,7 +119,7 @@ class Session:
             return
         self._beating.cancel()
         self.send(Goodbye())
-        self._fail_answers("the client was closed")
+        self._fail_answers("the client was closed: its process is shutting down")
         self._dealer.close(linger_s=1.0)
         self._dealer = None
 
