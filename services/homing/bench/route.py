@@ -21,8 +21,15 @@ from homing.bench.replay.costs import decision_cost, index_cost
 from homing.bench.replay.generated import GENERATED
 from homing.bench.replay.ranks import StepCost
 from homing.bench.replay.simulation import Replay, ReplayConfig, ReplayResult, parse_policy
-from homing.bench.replay.traces import BUNDLED, load_bundled, load_trace
+from homing.bench.replay.traces import (
+    BUNDLED,
+    is_recording,
+    lines_of,
+    load_bundled,
+    load_trace,
+)
 from homing.bench.replay.workload import Workload
+from homing.coordinator import recording
 from homing.coordinator.router import RoutingConfig
 from homing.errors import ConfigError
 
@@ -44,7 +51,7 @@ SCALE_OF_TRACE = {
     "chat-sessions": Scale(4, 1.0),
     "rl-groups": Scale(4, 1.0),
 }
-OTHER_SCALE = Scale(16, 1.0)
+"""A file is replayed as it is, whatever the fleet."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,10 @@ class RouteBenchConfig:
 
     @property
     def fleet_sizes(self) -> list[int]:
-        return [int(number) for number in self.ranks.split(",")]
+        try:
+            return [int(number) for number in self.ranks.split(",")]
+        except ValueError:
+            raise ConfigError(f"--ranks is {self.ranks!r}; it is numbers with commas") from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,10 +105,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run(config: RouteBenchConfig) -> dict[str, object]:
+def run(config: RouteBenchConfig) -> dict[str, Any]:
     """All combinations, one after another. Raises ConfigError for a trace that is none."""
-    results = measure_costs(config) if config.costs else replay_all(config)
-    return {"bench": "route", **asdict(config), "results": results}
+    report: dict[str, Any] = {"bench": "route", **asdict(config)}
+    if config.costs:
+        return report | {"results": measure_costs(config)}
+    recordings = [compared for trace in config.trace if (compared := compare_recording(trace))]
+    return report | {"recordings": recordings, "results": replay_all(config)}
+
+
+def compare_recording(trace: str) -> dict[str, Any] | None:
+    """Of a coordinator's own recording: does its router decide the same again?"""
+    if trace in BUNDLED or trace in GENERATED or not is_recording(Path(trace)):
+        return None
+    comparison = recording.replay(lines_of(Path(trace)))
+    return {"trace": trace, **comparison._asdict()}
 
 
 def replay_all(config: RouteBenchConfig) -> list[dict[str, Any]]:
@@ -134,11 +155,13 @@ def load_workload(config: RouteBenchConfig, trace: str, num_ranks: int) -> Workl
         workload = GENERATED[trace](num_ranks, config.seed)
         return workload.first(config.limit).compressed(config.load)
     recorded = load_bundled(trace) if trace in BUNDLED else load_trace(Path(trace), trace)
-    scale = SCALE_OF_TRACE.get(trace, OTHER_SCALE)
+    workload = recorded.first(config.limit)
+    if trace not in SCALE_OF_TRACE:
+        return workload.compressed(config.load)
+    scale = SCALE_OF_TRACE[trace]
     copies = max(1, num_ranks // scale.ranks)
     speedup = scale.speedup * config.load * num_ranks / (scale.ranks * copies)
-    workload = recorded.first(config.limit).compressed(speedup)
-    return workload.copied(copies, SECONDS_OF_BURST / speedup / copies)
+    return workload.compressed(speedup).copied(copies, SECONDS_OF_BURST / speedup / copies)
 
 
 def replay(

@@ -7,8 +7,8 @@ what the decodes of the step attend to.
 
 The five numbers are fitted to the mean step of each report: least squares of relative errors, in
 which a report counts for less the older it is, with a weak pull to a first guess, and nothing
-below zero. Sums of products are kept instead of reports, and a few sweeps of coordinate descent
-after each report suffice, because they go on from the last result.
+below zero. Sums of products are kept instead of reports, and one sweep of coordinate descent after
+each report suffices, because it goes on from the last result.
 
 Each rank also has a factor, its measured over its expected time: a slow one is known for slow
 without a model of its own. While all ranks are alike only the ratios of the numbers matter for a
@@ -62,9 +62,10 @@ GUESS = StepTimes(base=10e-3, prefill=100e-6, attention=1e-9, row=100e-6, kv=100
 
 FORGETTING = 0.998
 """What is left of a report's weight when another comes: the last five hundred count."""
-GUESS_WEIGHT = 1e-3
+GUESS_WEIGHT = 1e-5
 """What the guess weighs against one report: little, but it decides what no report tells."""
-SWEEPS = 3
+MAX_SURPRISE = 1e6
+"""Steps that took so many times as long as was guessed, or as short, are not believed."""
 FACTOR_SHARE = 0.1
 """Share of the newest report in a rank's factor."""
 MIN_FACTOR, MAX_FACTOR = 0.1, 10.0
@@ -100,6 +101,8 @@ class StepModel:
         counts = (num_steps, *held)
         # Divided by what was measured, so that errors are relative: the right answer is 1.
         shares = [guess * number / seconds for guess, number in zip(GUESS, counts, strict=True)]
+        if not 1.0 / MAX_SURPRISE < sum(shares) < MAX_SURPRISE:
+            return
         self._fit(shares)
         expected = sum(map(mul, self._unknowns, shares))
         ratio = min(max(1.0 / expected, MIN_FACTOR), MAX_FACTOR) if expected else MAX_FACTOR
@@ -113,9 +116,8 @@ class StepModel:
             for j, other in enumerate(shares):
                 row[j] = FORGETTING * row[j] + share * other
         unknowns = self._unknowns
-        for _ in range(SWEEPS):
-            for i, row in enumerate(self._held_held):
-                rest = sum(map(mul, row, unknowns)) - row[i] * unknowns[i]
-                best = (self._held_took[i] + GUESS_WEIGHT - rest) / (row[i] + GUESS_WEIGHT)
-                unknowns[i] = max(0.0, best)
+        for i, row in enumerate(self._held_held):
+            rest = sum(map(mul, row, unknowns)) - row[i] * unknowns[i]
+            best = (self._held_took[i] + GUESS_WEIGHT - rest) / (row[i] + GUESS_WEIGHT)
+            unknowns[i] = max(0.0, best)
         self.times = StepTimes(*map(mul, unknowns, GUESS))

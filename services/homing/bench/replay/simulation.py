@@ -1,4 +1,4 @@
-"""Replays a workload through the coordinator's own Router against simulated ranks.
+"""Replays a workload through the coordinator's own router against simulated ranks.
 
 A discrete-event simulation on one clock: sessions start, ranks end steps, engines report. All of
 it is deterministic but for `decision_us`, which is measured.
@@ -54,7 +54,7 @@ class ReplayResult:
     imbalance: float
     """The busiest rank's seconds in steps over the mean rank's."""
     decision_us: float
-    """Mean wall time of a decision: look-up, choice and entry into the index. Measured."""
+    """Mean CPU time of a decision: look-up, choice and entry into the index. Measured."""
     index_entries: int
     """The most there were."""
 

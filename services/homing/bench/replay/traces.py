@@ -1,4 +1,4 @@
-"""Reads request traces: JSON lines, gzipped or not, in one of three formats told by their fields.
+"""Reads request traces: JSON lines, gzipped or not, in one of four formats told by their fields.
 
     Mooncake   timestamp (ms), input_length, output_length, hash_ids of 512 tokens
                open loop: each request is sent at its time
@@ -6,6 +6,7 @@
                16 tokens; open loop
     sessions   session, turn, start_ms, think_ms, input_length, output_length, hash_ids, block
                closed loop: a turn is sent `think_ms` after the answer to the one before
+    recordings what a coordinator did that ran with --record: its requests, open loop
 
 Only ids of full blocks are used; the last one of a Mooncake or Bailian prompt may be partial.
 """
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import as_file, files
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,10 @@ from homing.bench.replay.workload import (
     with_answer,
     with_answers,
 )
+from homing.coordinator import recording
+from homing.coordinator.prefix_index import split_digests
 from homing.errors import ConfigError
+from homing.prefix import routing_points
 
 MOONCAKE_BLOCK_TOKENS = 512
 BAILIAN_BLOCK_TOKENS = 16
@@ -57,24 +61,33 @@ def load_bundled(name: str) -> Workload:
 def load_trace(path: Path, name: str) -> Workload:
     """Raises `ConfigError` when the file cannot be read as a trace."""
     try:
-        rows = [json.loads(line) for line in _lines(path) if line.strip()]
+        rows = [json.loads(line) for line in lines_of(path) if line.strip()]
         return _read(rows, name)
-    except OSError as error:
-        raise ConfigError(f"trace {path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ConfigError(f"trace {path}: {type(error).__name__}: {error}") from error
 
 
-def _lines(path: Path) -> Iterable[str]:
-    with path.open("rb") as file:
-        is_gzipped = file.read(2) == b"\x1f\x8b"
-    opener = gzip.open if is_gzipped else open
-    with opener(path, "rt", encoding="utf-8") as file:
-        yield from file
+def is_recording(path: Path) -> bool:
+    """Whether a trace is what a coordinator wrote with --record."""
+    return recording.MARK in next(iter(lines_of(path)), "")
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """Raises `ConfigError` when the file cannot be read."""
+    try:
+        with path.open("rb") as file:
+            is_gzipped = file.read(2) == b"\x1f\x8b"
+        opener = gzip.open if is_gzipped else open
+        with opener(path, "rt", encoding="utf-8") as file:
+            yield from file
+    except OSError as error:
+        raise ConfigError(f"trace {path}: {error.strerror or error}") from error
 
 
 def _read(rows: Sequence[Row], name: str) -> Workload:
     first = rows[0]
+    if recording.MARK in first:
+        return _read_recording(first, rows[1:], name)
     if "session" in first:
         return _read_sessions(rows, name)
     if "chat_id" in first:
@@ -117,6 +130,28 @@ def _read_sessions(rows: Sequence[Row], name: str) -> Workload:
         start_s = turns_of_session[0]["start_ms"] / 1e3
         sessions.append(Session(start_s, with_answers(turns, block_tokens)))
     sessions.sort(key=lambda session: session.start_s)
+    return Workload(name, block_tokens, KV_TOKENS, sessions)
+
+
+def _read_recording(setup: Row, entries: Sequence[Any], name: str) -> Workload:
+    """Between two routing points nothing is known of a prompt but that it leads to the second:
+    prompts that part there have no block in common after the first."""
+    tree, block_tokens = PrefixTree(), BAILIAN_BLOCK_TOKENS
+    generated: dict[int, int | None] = {e[1]: e[2] for e in entries if e[0] == "end"}
+    sessions: list[Session] = []
+    for kind, *entry in entries:
+        if kind != "route":
+            continue
+        hashes, num_tokens, block_tokens, now, (number, *_) = entry
+        digests = split_digests(bytes.fromhex(hashes or ""))
+        depths = (0, *routing_points(num_tokens // block_tokens))
+        blocks = [
+            digest
+            for digest, (before, depth) in zip(digests, pairwise(depths), strict=False)
+            for _ in range(depth - before)
+        ]
+        turn = Turn(num_tokens, generated.get(number) or 1, list(tree.path(blocks)))
+        sessions.append(Session(now - setup["now"], [turn]))
     return Workload(name, block_tokens, KV_TOKENS, sessions)
 
 

@@ -7,7 +7,7 @@ What fills no block of the trace is nobody else's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, pairwise
@@ -148,12 +148,12 @@ def _places(
 
 
 class PrefixTree:
-    """Names prefixes: chains the ids of a trace, whether they name a block or a whole prefix."""
+    """Names prefixes: chains the names of a trace, whether of a block or of a whole prefix."""
 
     def __init__(self) -> None:
-        self._node_of_edge: dict[tuple[int, int], int] = {}
+        self._node_of_edge: dict[tuple[int, Hashable], int] = {}
 
-    def path(self, block_ids: Sequence[int]) -> Iterator[int]:
+    def path(self, block_ids: Iterable[Hashable]) -> Iterator[int]:
         node = 0
         for block in block_ids:
             node = self._node_of_edge.setdefault((node, block), len(self._node_of_edge) + 1)
