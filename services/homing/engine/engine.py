@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,6 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from homing.engine.block_pool import BlockPool
+from homing.engine.endings import (
+    finish_after,
+    finish_of_grammar,
+    finished_before_start,
+    grammar_failure,
+)
+from homing.engine.intake import Intake
 from homing.engine.kv_cache import KVCache
 from homing.engine.limits import EngineLimits
 from homing.engine.log_probs import LogProbs
@@ -22,17 +27,14 @@ from homing.engine.request import Change, Request, RequestKey
 from homing.engine.runner import Runner
 from homing.engine.sampling import Sampled
 from homing.engine.scheduler import Scheduler, SchedulerLimits
-from homing.engine.stop_words import StopWords
+from homing.engine.stats import EngineCounters, EngineStats
 from homing.engine.structured.compiler import GrammarCompiler
 from homing.engine.structured.grammar import CompiledGrammar
-from homing.errors import ContextLengthExceeded, InvalidRequest, Overloaded
+from homing.errors import Overloaded
 from homing.params import SamplingParams
 from homing.params.structured import invalid
-from homing.prefix import prefix_salt
 from homing.tokenizer import Tokenizer
 from homing.wire import Finish, FinishReason
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +49,6 @@ class RequestOutput:
     """Of prompt tokens `[1, n)`, on the first output, when asked for."""
     is_first: bool = False
     finish: Finish | None = None
-
-
-@dataclass(slots=True)
-class EngineCounters:
-    """Totals since the engine was made; none of them ever falls."""
-
-    requests_started: int = 0
-    requests_finished: int = 0
-    aborted: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0  # prompt tokens found in the cache when their request was first admitted
-    prefilled_tokens: int = (
-        0  # tokens computed in prefill chunks, those after a preemption included
-    )
-    generated_tokens: int = 0
-    preemptions: int = 0
-    steps: int = 0
-    prefill_step_s: float = 0.0  # time of steps with a prefill chunk
-    decode_step_s: float = 0.0  # time of steps without
 
 
 class Engine:
@@ -95,9 +78,8 @@ class Engine:
             limits.block_size,
             SchedulerLimits(limits.max_batch_requests, limits.max_step_tokens),
         )
-        self._shape = model.shape
+        self._intake = Intake(model.shape, limits, tokenizer)
         self._runner = Runner(model, cache, limits.block_size)
-        self._tokenizer = tokenizer
         self._grammars = grammars
         self._compiling: dict[RequestKey, Future[CompiledGrammar]] = {}
         self._requests: dict[RequestKey, Request] = {}
@@ -124,16 +106,18 @@ class Engine:
         Raises InvalidRequest (what it asks cannot be served) and Overloaded (the queue is full).
         """
         assert key not in self._requests, f"request {key} is running"
-        self._check(prompt, sampling, num_resumed)
+        if sampling.structured_output is not None and self._grammars is None:
+            raise invalid("it needs a tokenizer, and there is none")
         if len(self.scheduler.waiting) >= self.limits.max_queued_requests:
             raise Overloaded(f"{self.limits.max_queued_requests} requests wait already")
-        request = self._request(
+        request = self._intake.request(
             key,
             prompt,
             sampling,
             num_resumed=num_resumed,
             max_new_tokens=max_new_tokens,
-            salt=cache_salt,
+            cache_salt=cache_salt,
+            epoch=self.epoch,
         )
         self._requests[key] = request
         self.counters.requests_started += 1
@@ -143,7 +127,7 @@ class Engine:
             assert self._grammars is not None
             future = self._compiling[key] = self._grammars.compile(sampling.structured_output)
             future.add_done_callback(lambda _: self.wake())
-        if finish := _finished_before_start(request):
+        if finish := finished_before_start(request):
             self._finish(request, [], finish)
 
     def abort(self, key: RequestKey) -> None:
@@ -174,7 +158,22 @@ class Engine:
         some_ready = len(self._requests) > len(self._compiling)
         return some_ready or any(future.done() for future in self._compiling.values())
 
+    @property
+    def stats(self) -> EngineStats:
+        requests = (*self.scheduler.running, *self.scheduler.waiting)
+        return EngineStats(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            owed_tokens=sum(request.num_owed for request in requests),
+            kv_used_blocks=self.block_pool.num_held,
+            kv_total_blocks=self.block_pool.capacity,
+        )
+
     # Control
+
+    @property
+    def paused(self) -> bool:
+        return self.scheduler.paused
 
     def pause(self) -> None:
         """Run no request until `unpause`; what is there stays, and what comes waits."""
@@ -208,11 +207,11 @@ class Engine:
         for key, future in done:
             request = self._requests[key]
             if error := future.exception():
-                self._finish(request, [], _grammar_failure(error))
+                self._finish(request, [], grammar_failure(error))
                 continue
             del self._compiling[key]
             request.grammar = future.result().start(request.generated.tolist())
-            if finish := _finish_of_grammar(request):
+            if finish := finish_of_grammar(request):
                 self._finish(request, [], finish)
 
     def _update(self, plan: StepPlan, sampled: Sampled) -> None:
@@ -230,7 +229,7 @@ class Engine:
     def _append(self, request: Request, token: int, log_probs: LogProbs | None) -> None:
         request.append(token)
         self.counters.generated_tokens += 1
-        finish = _finish_after(request, token)
+        finish = finish_after(request, token)
         if finish:
             self._finish(request, [token], finish, log_probs)
         else:
@@ -277,111 +276,3 @@ class Engine:
             counters.prefill_step_s += seconds
         else:
             counters.decode_step_s += seconds
-
-    # From what is asked to a request
-
-    def _check(
-        self, prompt: NDArray[np.integer], sampling: SamplingParams, num_resumed: int
-    ) -> None:
-        limit = self.limits.max_context_tokens
-        generates = sampling.num_tokens_to_generate != 0 and not num_resumed
-        if not len(prompt):
-            raise InvalidRequest("the prompt has no tokens", field="prompt")
-        if num_resumed >= len(prompt):
-            raise InvalidRequest("all tokens are resumed ones; none is a prompt", field="prompt")
-        if len(prompt) + generates > limit:
-            raise ContextLengthExceeded(
-                f"the prompt has {len(prompt):,} tokens; the model's maximum context length is "
-                f"{limit:,} tokens, the answer included",
-                field="prompt",
-            )
-        for token in (int(prompt.min()), int(prompt.max())):
-            if not 0 <= token < self._shape.vocab_size:
-                raise InvalidRequest(
-                    f"token id {token} is not in the vocabulary of {self._shape.vocab_size}",
-                    field="prompt",
-                )
-        sampling.check_vocabulary(self._shape.vocab_size)
-        if sampling.stop_words and self._tokenizer is None:
-            raise InvalidRequest(
-                "stop words need a tokenizer, and there is none", field="stop_words"
-            )
-        if sampling.structured_output is not None and self._grammars is None:
-            raise invalid("it needs a tokenizer, and there is none")
-
-    def _request(
-        self,
-        key: RequestKey,
-        prompt: NDArray[np.integer],
-        sampling: SamplingParams,
-        *,
-        num_resumed: int,
-        max_new_tokens: int | None,
-        salt: str,
-    ) -> Request:
-        room = self.limits.max_context_tokens - len(prompt)
-        if sampling.num_tokens_to_generate is not None:
-            room = min(room, sampling.num_tokens_to_generate - num_resumed)
-        if max_new_tokens is not None:
-            room = min(room, max_new_tokens)
-        stop_words = None
-        if sampling.stop_words:
-            assert self._tokenizer is not None
-            original = prompt[: len(prompt) - num_resumed].tolist()
-            stop_words = StopWords(self._tokenizer, original, sampling.stop_words)
-        eos = () if sampling.ignore_eos else self._shape.eos_token_ids
-        return Request(
-            key,
-            prompt.astype(np.int32),
-            sampling,
-            seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
-            block_size=self.limits.block_size,
-            max_new_tokens=max(0, room),
-            num_resumed=num_resumed,
-            salt=prefix_salt(epoch=self.epoch, cache_salt=salt),
-            stop_token_ids=frozenset((*eos, *sampling.stop_token_ids)),
-            stop_words=stop_words,
-        )
-
-
-def _finished_before_start(request: Request) -> Finish | None:
-    """The end of a request for which no token need be computed."""
-    resumed = request.generated.tolist()
-    if resumed and (word := request.stop_words and request.stop_words.push(resumed)):
-        return Finish(FinishReason.STOP, stop=word)
-    if not request.generates and not request.scores_prompt:
-        return Finish(FinishReason.LENGTH)
-    return None
-
-
-def _finish_after(request: Request, token: int) -> Finish | None:
-    """Whether its newest token ends a request, and how. An end of sequence at the limit is a
-    stop."""
-    if request.grammar:
-        request.grammar.accept(token)
-        if finish := _finish_of_grammar(request):
-            return finish
-    if token in request.stop_token_ids:
-        return Finish(FinishReason.STOP, stop=token)
-    if request.stop_words and (word := request.stop_words.push([token])):
-        return Finish(FinishReason.STOP, stop=word)
-    if request.num_tokens == request.max_tokens:
-        return Finish(FinishReason.LENGTH)
-    return None
-
-
-def _finish_of_grammar(request: Request) -> Finish | None:
-    """Whether its grammar ends a request: nothing can follow, or no token could be chosen."""
-    assert request.grammar is not None
-    if request.grammar.error:
-        return _grammar_failure(invalid(request.grammar.error))
-    if request.grammar.finished:
-        return Finish(FinishReason.STOP, stop=int(request.tokens[-1]))
-    return None
-
-
-def _grammar_failure(error: BaseException) -> Finish:
-    if isinstance(error, InvalidRequest):
-        return Finish(FinishReason.ERROR, detail=str(error), field=error.field or "")
-    log.error("a grammar could not be compiled", exc_info=error)
-    return Finish(FinishReason.ERROR, detail="the grammar could not be compiled")

@@ -34,9 +34,5 @@ class StepPlan:
     chunks: list[Chunk] = field(default_factory=list)
 
     @property
-    def num_tokens(self) -> int:
-        return sum(chunk.end - chunk.start for chunk in self.chunks)
-
-    @property
     def num_prefill_tokens(self) -> int:
         return sum(c.end - c.start for c in self.chunks if c.request.phase is Phase.PREFILL)

@@ -29,7 +29,6 @@ from homing.prefix import BlockHash, extend_hashes
 RequestKey = Hashable
 """What names a request for whoever submitted it."""
 
-
 MIN_TEMPERATURE = 1e-5
 """Below it a request counts as greedy: dividing by it would overflow, and no other token has a
 chance."""
@@ -37,8 +36,8 @@ chance."""
 
 class Phase(Enum):
     WAITING = "waiting"  # holds no blocks: it is new, or was preempted
-    PREFILL = "prefill"  # holds blocks; more than its newest token is yet to be computed
-    DECODE = "decode"  # all but its newest token is computed
+    PREFILL = "prefill"  # holds blocks, and has chosen no token since
+    DECODE = "decode"  # holds blocks; all but the token that it chose last is computed
     FINISHED = "finished"  # holds no blocks, and never will
 
 

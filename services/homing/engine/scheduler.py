@@ -3,12 +3,12 @@
 Continuous batching: each step is filled anew, up to a budget of tokens.
 
 1. Decodes come first, one token each. Where blocks run out, the newest running request is
-preempted: it
-   gives back its blocks and waits, and is computed again later (mostly from the prefix cache).
+   preempted: it gives back its blocks and waits, and is computed again later (mostly from the
+   prefix cache).
 2. Waiting requests are admitted, oldest first, while there are batch places and blocks for all of
-their
-   tokens. One that does not fit may be passed by younger ones, a bounded number of times. One whose
-   next block is being computed for another request waits for it, and then finds it in the cache.
+   their tokens. One that does not fit may be passed by younger ones, a bounded number of times.
+   One whose next block is being computed for another request waits for it, and then finds it in
+   the cache.
 3. What is left of the budget goes to prefill chunks, as `share_budget` says.
 
 The oldest request always advances: it may preempt every other one, and the engine accepts no

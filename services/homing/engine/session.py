@@ -250,18 +250,17 @@ class EngineSession:
 
     @property
     def _fleet_state(self) -> FleetState:
-        return FleetState.PAUSED if self._engine.scheduler.paused else FleetState.RUNNING
+        return FleetState.PAUSED if self._engine.paused else FleetState.RUNNING
 
     def _heartbeat(self) -> Heartbeat:
-        scheduler, pool = self._engine.scheduler, self._engine.block_pool
-        owing = (*scheduler.running, *scheduler.waiting)
+        stats = self._engine.stats
         return Heartbeat(
             self.incarnation,
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            owed_tokens=sum(request.num_owed for request in owing),
-            kv_used_blocks=pool.num_held,
-            kv_total_blocks=pool.capacity,
+            running=stats.running,
+            waiting=stats.waiting,
+            owed_tokens=stats.owed_tokens,
+            kv_used_blocks=stats.kv_used_blocks,
+            kv_total_blocks=stats.kv_total_blocks,
             state=self._fleet_state,
             epoch=self._engine.epoch,
             counters=pack_payload(dataclasses.asdict(self._engine.counters)),
