@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from array import array
 from collections import defaultdict
 from collections.abc import Iterable
 from enum import Enum
-from typing import Any, NamedTuple, assert_never
+from typing import Any, assert_never
 
 import numpy as np
 
+from homing.engine.answers import Attempt, delta_of, finished_of, output_message
 from homing.engine.engine import Engine, RequestOutput
-from homing.engine.log_probs import LogProbs
 from homing.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
 from homing.params import SamplingParams
 from homing.wire import (
@@ -40,13 +39,10 @@ from homing.wire import (
     Hello,
     Message,
     ModelCard,
-    Output,
-    PromptLogProbs,
     Refused,
     Rejoin,
     Role,
     Submit,
-    TopLogProbs,
     Welcome,
     pack_payload,
 )
@@ -63,14 +59,6 @@ unless told otherwise."""
 class SessionState(Enum):
     JOINING = "joining"
     JOINED = "joined"
-
-
-class Attempt(NamedTuple):
-    """What the engine's requests are called here."""
-
-    client: int
-    request_id: int
-    attempt: int
 
 
 class EngineSession:
@@ -205,7 +193,7 @@ class EngineSession:
             del self._attempt_of[name]
             delta = Delta(key.request_id, key.attempt, b"", finish=finish)
             ended = FinishedRequest(key.request_id, key.attempt, FinishReason.ERROR, 0, 0)
-            return [_output(key.client, [delta], [ended])]
+            return [output_message(key.client, [delta], [ended])]
         return []
 
     def _abort(self, message: Abort) -> None:
@@ -242,11 +230,11 @@ class EngineSession:
             assert isinstance(key, Attempt)
             if self._attempt_of.get((key.client, key.request_id)) != key.attempt:
                 continue  # replaced by a newer attempt, or dropped
-            deltas[key.client].append(_delta(key, output, self._engine.epoch))
+            deltas[key.client].append(delta_of(key, output, self._engine.epoch))
             if output.finish:
                 del self._attempt_of[key.client, key.request_id]
-                finished[key.client].append(_finished(key, output))
-        return [_output(client, deltas[client], finished[client]) for client in deltas]
+                finished[key.client].append(finished_of(key, output))
+        return [output_message(client, deltas[client], finished[client]) for client in deltas]
 
     @property
     def _fleet_state(self) -> FleetState:
@@ -279,46 +267,3 @@ def _prompt(message: Submit) -> np.ndarray:
             field="prompt",
         )
     return tokens
-
-
-def _output(client: int, deltas: list[Delta], finished: list[FinishedRequest]) -> Output:
-    return Output(
-        client,
-        len(deltas),
-        len(finished),
-        pack_payload(finished) if finished else None,
-        pack_payload(deltas),
-    )
-
-
-def _delta(key: Attempt, output: RequestOutput, epoch: int) -> Delta:
-    scores = output.log_probs
-    prompt = output.prompt_log_probs
-    return Delta(
-        key.request_id,
-        key.attempt,
-        array("I", output.token_ids).tobytes(),
-        None if scores is None else scores.chosen.tobytes(),
-        None if scores is None else _top(scores),
-        (output.request.num_cached_at_start or 0) if output.is_first else None,
-        None if prompt is None else PromptLogProbs(prompt.chosen.tobytes(), _top(prompt)),
-        epoch,
-        output.finish,
-    )
-
-
-def _top(scores: LogProbs) -> TopLogProbs | None:
-    if not scores.num_top:
-        return None
-    return TopLogProbs(scores.num_top, scores.top_ids.tobytes(), scores.top.tobytes())
-
-
-def _finished(key: Attempt, output: RequestOutput) -> FinishedRequest:
-    assert output.finish is not None
-    return FinishedRequest(
-        key.request_id,
-        key.attempt,
-        output.finish.reason,
-        output.request.num_cached_at_start or 0,
-        output.request.num_generated_here,
-    )
