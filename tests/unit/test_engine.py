@@ -288,7 +288,10 @@ def test_counters_tell_what_was_computed():
     assert counters.prompt_tokens == 34
     assert counters.cached_tokens == 16
     assert counters.prefilled_tokens == 34 - 16
+    assert counters.prefilled_pairs == 17 * 17 // 2 + (17 * 17 - 16 * 16) // 2
     assert counters.generated_tokens == 8
+    assert counters.decode_rows == 2 * 3
+    assert counters.decode_context_tokens == 2 * (18 + 19 + 20)
     assert counters.steps == 8
     assert counters.prefill_step_s > 0
     assert counters.decode_step_s > 0

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from homing.engine.block_pool import BlockPool
 from homing.engine.endings import (
     finish_after,
     finish_of_grammar,
@@ -22,11 +21,11 @@ from homing.engine.kv_cache import KVCache
 from homing.engine.limits import EngineLimits
 from homing.engine.log_probs import LogProbs
 from homing.engine.models import Model
-from homing.engine.plan import StepPlan
+from homing.engine.parts import EngineParts
+from homing.engine.plan import StepLoad, StepPlan
 from homing.engine.request import Change, Request, RequestKey
-from homing.engine.runner import Runner
 from homing.engine.sampling import Sampled
-from homing.engine.scheduler import Scheduler, SchedulerLimits
+from homing.engine.scheduler import SchedulerLimits
 from homing.engine.stats import EngineCounters, EngineStats
 from homing.engine.structured.compiler import GrammarCompiler
 from homing.engine.structured.grammar import CompiledGrammar
@@ -65,21 +64,24 @@ class Engine:
         tokenizer: Tokenizer | None,
         limits: EngineLimits,
         grammars: GrammarCompiler | None = None,
+        parts: EngineParts | None = None,
     ) -> None:
-        """tokenizer: needed for stop words only; grammars: for structured output only."""
+        """tokenizer: needed for stop words only; grammars: for structured output only; parts: in
+        place of the usual ones."""
+        parts = parts or EngineParts()
         self.limits = limits
         self.wake: Callable[[], None] = lambda: None
         """Called on another thread when there is work again without a call from here."""
         self.epoch = 0
         self.counters = EngineCounters()
-        self.block_pool = BlockPool(limits.num_blocks)
-        self.scheduler = Scheduler(
+        self.block_pool = parts.block_pool(limits.num_blocks)
+        self.scheduler = parts.scheduler(
             self.block_pool,
             limits.block_size,
             SchedulerLimits(limits.max_batch_requests, limits.max_step_tokens),
         )
         self._intake = Intake(model.shape, limits, tokenizer)
-        self._runner = Runner(model, cache, limits.block_size)
+        self.runner = parts.runner(model, cache, limits.block_size, parts.sampler)
         self._grammars = grammars
         self._compiling: dict[RequestKey, Future[CompiledGrammar]] = {}
         self._requests: dict[RequestKey, Request] = {}
@@ -195,9 +197,9 @@ class Engine:
         plan = self.scheduler.schedule()
         if plan.chunks:
             start = time.perf_counter()
-            num_prefill_tokens = plan.num_prefill_tokens
-            self._update(plan, self._runner.run(plan))
-            self._count(num_prefill_tokens, time.perf_counter() - start)
+            load = plan.load  # before the step changes what its requests do
+            self._update(plan, self.runner.run(plan))
+            self._count(load, time.perf_counter() - start)
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -267,12 +269,15 @@ class Engine:
             RequestOutput(request, token_ids, log_probs, prompt_log_probs, is_first, finish)
         )
 
-    def _count(self, num_prefill_tokens: int, seconds: float) -> None:
+    def _count(self, load: StepLoad, seconds: float) -> None:
         counters = self.counters
         counters.steps += 1
         counters.preemptions = self.scheduler.num_preemptions
-        counters.prefilled_tokens += num_prefill_tokens
-        if num_prefill_tokens:
+        counters.prefilled_tokens += load.prefill_tokens
+        counters.prefilled_pairs += load.prefill_pairs
+        counters.decode_rows += load.decode_rows
+        counters.decode_context_tokens += load.decode_context_tokens
+        if load.prefill_tokens:
             counters.prefill_step_s += seconds
         else:
             counters.decode_step_s += seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from homing.engine.request import Phase, Request
 
@@ -27,6 +28,17 @@ class Chunk:
         return cls(request, start, end, scored, end == request.num_tokens and request.generates)
 
 
+class StepLoad(NamedTuple):
+    """What a step computes, in the terms that say how long it takes."""
+
+    prefill_tokens: int
+    prefill_pairs: int
+    """The prefill tokens, each times the tokens before it."""
+    decode_rows: int
+    decode_context_tokens: int
+    """The sum of what the decodes attend to."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """Chunks in the order of their rows."""
@@ -34,5 +46,13 @@ class StepPlan:
     chunks: list[Chunk] = field(default_factory=list)
 
     @property
-    def num_prefill_tokens(self) -> int:
-        return sum(c.end - c.start for c in self.chunks if c.request.phase is Phase.PREFILL)
+    def load(self) -> StepLoad:
+        tokens = pairs = rows = context = 0
+        for chunk in self.chunks:
+            if chunk.request.phase is Phase.PREFILL:
+                tokens += chunk.end - chunk.start
+                pairs += (chunk.end * chunk.end - chunk.start * chunk.start) // 2
+            else:
+                rows += 1
+                context += chunk.end
+        return StepLoad(tokens, pairs, rows, context)

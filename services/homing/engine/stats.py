@@ -17,6 +17,12 @@ class EngineCounters:
     """Prompt tokens found in the cache when their request was first admitted."""
     prefilled_tokens: int = 0
     """Tokens computed in prefill chunks, those computed again after a preemption included."""
+    prefilled_pairs: int = 0
+    """Those tokens, each times the tokens before it."""
+    decode_rows: int = 0
+    """Requests in steps that computed one token after their prompt."""
+    decode_context_tokens: int = 0
+    """The sum of what those attended to."""
     generated_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
