@@ -217,12 +217,16 @@ def digests_of(name: int, num_tokens: int) -> list[bytes]:
 
 
 def test_by_tokens_a_rank_with_one_long_prompt_is_busier_than_one_with_three_short_ones() -> None:
-    for unit, chosen in (("requests", 0), ("tokens", 1)):
+    def chosen_by(unit: LoadUnit) -> Slot:
         router = router_of("load_balanced", 2, unit)
-        router.route(None, 20_000, BLOCK, 0.0)  # to rank 0
+        long = router.route(None, 20_000, BLOCK, 0.0)
+        assert long.slot == 0
         for _ in range(3):
             router.loads.charge(Slot(1), 1100 if unit == "tokens" else 1)
-        assert router.route(None, 100, BLOCK, 0.0).slot == chosen
+        return router.route(None, 100, BLOCK, 0.0).slot
+
+    assert chosen_by("requests") == 0
+    assert chosen_by("tokens") == 1
 
 
 def test_by_tokens_a_prompt_that_is_believed_cached_loads_less() -> None:
