@@ -13,9 +13,11 @@ from torch import Tensor
 
 from homing.engine.log_probs import LogProbs
 from homing.engine.request import Request
-from homing.engine.sampling import sample, score
+from homing.engine.sampling import Sampler, score
 from homing.engine.sampling.ranking import block_maxima, largest
 from homing.params import SamplingParams
+
+sample = Sampler().sample
 
 VOCAB = 1000  # neither a multiple of the block width, nor below it
 

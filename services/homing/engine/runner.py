@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from homing.engine.batch import build_batch
 from homing.engine.kv_cache import KVCache
 from homing.engine.models import Model
 from homing.engine.plan import StepPlan
-from homing.engine.sampling import Sampled, sample, score
+from homing.engine.sampling import Sampled, Sampler, score
 
 
 class Runner:
-    def __init__(self, model: Model, cache: KVCache, block_size: int) -> None:
-        self._model = model
-        self._cache = cache
+    def __init__(self, model: Model, cache: KVCache, block_size: int, sampler: Sampler) -> None:
+        self.model = model
+        self.cache = cache
+        self.sampler = sampler
         self._block_size = block_size
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Sampled:
         """Compute the plan's chunks. Prompt scores are added to their requests; returned is one
         token for each chunk that samples, in order."""
-        logits = self._model.forward(build_batch(plan.chunks, self._block_size), self._cache)
+        logits = self.forward(plan)
         sampling_rows: list[int] = []
         row = 0
         for chunk in plan.chunks:
@@ -41,4 +43,11 @@ class Runner:
                 row += 1
         if len(sampling_rows) < len(logits):
             logits = logits[sampling_rows]
-        return sample(logits, [chunk.request for chunk in plan.chunks if chunk.samples])
+        return self.sampler.sample(
+            logits, [chunk.request for chunk in plan.chunks if chunk.samples]
+        )
+
+    def forward(self, plan: StepPlan) -> Tensor:
+        """Compute the plan's tokens. Returns the logits (fp32) of the positions that score or
+        sample, in order of the chunks: [rows, vocab]."""
+        return self.model.forward(build_batch(plan.chunks, self._block_size), self.cache)

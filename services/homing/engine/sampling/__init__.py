@@ -5,7 +5,7 @@ come out whatever rows accompany it. Heavy passes over the vocabulary run over a
 what differs from row to row works on the few candidates that are left.
 """
 
-from homing.engine.sampling.sampler import Sampled, sample
+from homing.engine.sampling.sampler import Sampled, Sampler
 from homing.engine.sampling.scoring import score
 
-__all__ = ["Sampled", "sample", "score"]
+__all__ = ["Sampled", "Sampler", "score"]

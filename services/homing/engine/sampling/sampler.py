@@ -28,8 +28,27 @@ class Sampled:
     log_probs: list[LogProbs | None]  # of one position each; None where they were not asked for
 
 
-def sample(logits: Tensor, requests: Sequence[Request]) -> Sampled:
-    """The next token of each request, given its row of `logits` [rows, vocab] (fp32)."""
+class Sampler:
+    """Chooses the next token of each request. Override `sample_from_logits` to choose otherwise."""
+
+    def sample(self, logits: Tensor, requests: Sequence[Request]) -> Sampled:
+        """The tokens, and the log-probabilities that were asked for."""
+        tokens = self.sample_from_logits(logits, requests)
+        return Sampled(tokens.tolist(), _log_probs(logits, tokens, requests))
+
+    def sample_from_logits(
+        self, logits: Tensor, requests: Sequence[Request]
+    ) -> NDArray[np.integer]:
+        """One token id [rows] for each request, given its row of `logits` [rows, vocab] (fp32).
+
+        For results that depend neither on the batch nor on the rank, let a row's token follow from
+        its logits and its request alone; noise from the request's seed and number of tokens.
+        """
+        return choose(logits, requests)
+
+
+def choose(logits: Tensor, requests: Sequence[Request]) -> NDArray[np.intp]:
+    """The tokens that the requests' parameters ask for; arguments as in `sample_from_logits`."""
     values = adjusted(logits, requests)
     noisy = [row for row, request in enumerate(requests) if not request.greedy]
     if not noisy:
@@ -39,7 +58,7 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> Sampled:
     else:
         tokens = _most_probable(values)
         tokens[noisy] = _draw(values[noisy], [requests[row] for row in noisy])
-    return Sampled(tokens.tolist(), _log_probs(logits, tokens, requests))
+    return tokens
 
 
 def _most_probable(logits: Tensor) -> NDArray[np.intp]:
@@ -100,7 +119,7 @@ def _first_above(cumulative: NDArray[np.float64], target: float) -> int:
 
 
 def _log_probs(
-    logits: Tensor, tokens: NDArray[np.intp], requests: Sequence[Request]
+    logits: Tensor, tokens: NDArray[np.integer], requests: Sequence[Request]
 ) -> list[LogProbs | None]:
     result: list[LogProbs | None] = [None] * len(requests)
     rows = [row for row, r in enumerate(requests) if r.sampling.return_log_probs]
