@@ -12,8 +12,9 @@ from typing import Any
 
 import httpx
 
+from homing.frontend.access import AccessSettings
 from homing.frontend.app import create_app
-from homing.frontend.server import listen, serve_http
+from homing.frontend.server import TlsFiles, listen, serve_http
 from homing.frontend.service import ModelSettings, Service
 from tests.support.byte_model import CHAT_TEMPLATE, byte_level
 from tests.support.fake_fleet import FakeClient, Script
@@ -89,6 +90,8 @@ async def serving(
     chat_template: str | None = CHAT_TEMPLATE,
     bos: bool = True,
     model_settings: dict[str, Any] | None = None,
+    access: AccessSettings | None = None,
+    tls: TlsFiles | None = None,
     **fleet_options: Any,
 ) -> AsyncIterator[Frontend]:
     """Serve a byte-level tokenizer, written to `directory`, and a scripted model until the block
@@ -105,14 +108,15 @@ async def serving(
     stop = asyncio.Event()
     server = asyncio.create_task(
         serve_http(
-            create_app(service),
+            create_app(service, access),
             listener.detach(),
             stop=stop,
             drain_s=drain_s,
             end_requests=service.close,
+            tls=tls,
         )
     )
-    base = f"http://{host}:{port}"
+    base = f"{'https' if tls else 'http'}://{host}:{port}"
     try:
         # No certificates: reading those of the system takes longer than most tests.
         async with httpx.AsyncClient(base_url=base, timeout=30, verify=False) as http:

@@ -61,6 +61,7 @@ async def test_health_is_ok_while_a_rank_serves_and_names_those_lost(tmp_path):
     assert response.json() == {
         "status": "ok",
         "pid": os.getpid(),
+        "model": "fake",
         "state": "running",
         "live_ranks": 1,
         "ranks": [

@@ -28,11 +28,31 @@ from homing.launch.family import Command
 
 ADDRESS = "ipc:///nowhere/coordinator.sock"
 LIFELINE = 9
+PASSED_ON_TO_FRONTENDS = [
+    "chat_template",
+    "tool_call_parser",
+    "reasoning_parser",
+    "api_key",
+    "api_key_file",
+    "admin_api_key",
+    "allowed_origins",
+    "certfile",
+    "keyfile",
+]
 EVERYTHING = LaunchConfig(
     model="/models/some model",
     data_parallel_size=2,
     served_model_name="little",
     tokenizer="/models/tokenizer",
+    chat_template="/models/template.jinja",
+    tool_call_parser="hermes",
+    reasoning_parser="none",
+    api_key=("one", "two"),
+    api_key_file="/keys",
+    admin_api_key="three",
+    allowed_origins=("https://a", "https://b"),
+    certfile="/certificate",
+    keyfile="/key",
     dtype="fp32",
     max_model_len=512,
     kv_cache_gb=0.5,
@@ -105,6 +125,8 @@ def test_each_frontend_is_told_its_own_listening_socket(listeners: list[socket.s
         assert (config.coordinator, config.fd) == (ADDRESS, listener.fileno())
         assert (config.tokenizer, config.join_timeout_s) == ("/models/tokenizer", 11.0)
         assert (config.lifeline_fd, config.verbose) == (LIFELINE, True)
+        for name in PASSED_ON_TO_FRONTENDS:
+            assert getattr(config, name) == getattr(EVERYTHING, name)
         assert set(command.pass_fds) == {listener.fileno(), LIFELINE}
 
 
@@ -133,7 +155,7 @@ def test_the_manual_has_every_flag_with_its_default() -> None:
         flag.strip(" `").split()[0]: default.strip() for _, flag, default, *_ in rows
     }
     assert default_of_flag == {
-        f"--{name.replace('_', '-')}": "" if default in (None, False) else str(default)
+        f"--{name.replace('_', '-')}": "" if default in (None, False, ()) else str(default)
         for name, default in vars(LaunchConfig()).items()
         if name != "model"
     }

@@ -12,11 +12,9 @@ import pytest
 from homing.errors import Unavailable
 from homing.launch.readiness import Fleet, wait_until_ready
 
-MODELS = {"data": [{"id": "little"}]}
-
 
 def health(pid: int, live_ranks: int, status: str = "ok") -> dict:
-    return {"status": status, "pid": pid, "live_ranks": live_ranks}
+    return {"status": status, "pid": pid, "model": "little", "live_ranks": live_ranks}
 
 
 class FakeFrontends:
@@ -26,8 +24,8 @@ class FakeFrontends:
         self.answers: Iterator[dict | None] = iter(answers)
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        answer = MODELS if b"/v1/models" in head else next(self.answers)
+        await reader.readuntil(b"\r\n\r\n")
+        answer = next(self.answers)
         if answer is not None:
             body = json.dumps(answer).encode()
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))

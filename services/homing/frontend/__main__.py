@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 import sys
-from pathlib import Path
 
 import tyro
 import uvloop
 
 from homing.client import Client
 from homing.errors import ConfigError, Unavailable
+from homing.frontend.access import AccessSettings, is_public
 from homing.frontend.app import create_app
-from homing.frontend.config import FrontendConfig
-from homing.frontend.server import listen, serve_http
+from homing.frontend.config import FrontendConfig, read_text
+from homing.frontend.server import TlsFiles, listen, serve_http
 from homing.frontend.service import ModelSettings, Service
 from homing.observe import configure_logging, run_main, watch_lifeline
 
@@ -38,31 +39,47 @@ async def _run(config: FrontendConfig) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    fd = config.fd
-    if fd is None:
-        listener = listen(config.host, config.port)
-        log.info("listening on %s:%d", *listener.getsockname()[:2])
-        fd = listener.detach()
+    listener = _listener(config)
+    access = AccessSettings(
+        api_keys=config.read_api_keys(),
+        admin_keys=config.read_admin_keys(),
+        allowed_origins=config.allowed_origins,
+        is_public=is_public(listener),
+    )
+    tls = None
+    if config.certfile is not None and config.keyfile is not None:
+        tls = TlsFiles(config.certfile, config.keyfile)
     client = Client(config.coordinator, max_inflight=config.max_inflight)
     service = Service(client, _model_settings(config))
     joining = asyncio.create_task(service.join(config.join_timeout_s))
     joining.add_done_callback(lambda task: _stop_if_failed(task, stop))
-    app = create_app(service)
-    await serve_http(app, fd, stop=stop, drain_s=config.drain_s, end_requests=service.close)
+    await serve_http(
+        create_app(service, access),
+        listener.detach(),
+        stop=stop,
+        drain_s=config.drain_s,
+        end_requests=service.close,
+        tls=tls,
+    )
     joining.cancel()
     await asyncio.gather(joining, return_exceptions=True)
     if not joining.cancelled() and (error := joining.exception()):
         raise ConfigError(str(error)) if isinstance(error, Unavailable) else error
 
 
+def _listener(config: FrontendConfig) -> socket.socket:
+    if config.fd is not None:
+        return socket.socket(fileno=config.fd)
+    listener = listen(config.host, config.port)
+    log.info("listening on %s:%d", *listener.getsockname()[:2])
+    return listener
+
+
 def _model_settings(config: FrontendConfig) -> ModelSettings:
     """Raises `ConfigError` if the chat template cannot be read."""
     chat_template = None
     if config.chat_template is not None:
-        try:
-            chat_template = Path(config.chat_template).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the chat template cannot be read: {error}") from error
+        chat_template = read_text(config.chat_template, "the chat template")
     return ModelSettings(
         tokenizer_dir=config.tokenizer,
         names=config.served_model_name,

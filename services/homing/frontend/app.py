@@ -9,6 +9,7 @@ from quart import Quart, Response, request
 from werkzeug.exceptions import HTTPException
 
 from homing.errors import HomingError, InternalError
+from homing.frontend.access import Access, AccessSettings
 from homing.frontend.chat import chat_job
 from homing.frontend.completions import completion_job
 from homing.frontend.http_errors import error_body, headers_of, http_error_body, status_of
@@ -24,9 +25,10 @@ from homing.frontend.token_routes import detokenize, tokenize
 MAX_REQUEST_ID_CHARACTERS = 256
 
 
-def create_app(service: Service) -> Quart:
+def create_app(service: Service, settings: AccessSettings | None = None) -> Quart:
     """The application over one service."""
     app = Quart("homing.frontend")
+    access = Access(settings or AccessSettings())
     app.url_map.strict_slashes = False  # clients that add a slash do not follow a redirected POST
     app.url_map.merge_slashes = False
     _add_openai_routes(app, service)
@@ -34,9 +36,17 @@ def create_app(service: Service) -> Quart:
     _add_status_routes(app, service)
     _add_error_handlers(app)
 
+    @app.before_request
+    async def check() -> Response | None:
+        if answer := access.preflight():
+            return answer
+        access.check_user()
+        return None
+
     @app.after_request
-    async def echo_request_id(response: Response) -> Response:
+    async def mark(response: Response) -> Response:
         response.headers["X-Request-Id"] = _request_id()
+        access.mark(response)
         return response
 
     return app
@@ -130,6 +140,8 @@ def _add_error_handlers(app: Quart) -> None:
         response = json_response(http_error_body(status, message), status)
         if status == 405:
             response.headers.update({k: v for k, v in error.get_headers() if k == "Allow"})
+        if status == 401:
+            response.headers["WWW-Authenticate"] = "Bearer"
         return response
 
     @app.errorhandler(Exception)

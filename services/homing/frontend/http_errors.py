@@ -60,7 +60,7 @@ def error_body(error: HomingError) -> dict[str, dict[str, str | None]]:
 def http_error_body(status: int, message: str) -> dict[str, dict[str, str | None]]:
     """For what goes wrong before a request is one of ours: no such path, too large a body."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return _body(message, kind, None, None)
+    return _body(message, kind, None, "invalid_api_key" if status == 401 else None)
 
 
 def _body(

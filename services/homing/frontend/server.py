@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
@@ -20,6 +21,13 @@ client takes it up again."""
 BACKLOG = 1024
 LAST_WORDS_S = 1.0
 """For sending the errors that end requests at a stop."""
+
+
+class TlsFiles(NamedTuple):
+    """Paths of PEM files."""
+
+    certificate: str
+    key: str
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -38,20 +46,14 @@ async def serve_http(
     stop: asyncio.Event,
     drain_s: float,
     end_requests: Callable[[], Awaitable[None]],
+    tls: TlsFiles | None = None,
 ) -> None:
     """Serve on the listening socket `fd`, which it takes over, until `stop`.
 
     Then accepts nothing new and gives running requests `drain_s`. `end_requests` makes those that
     are left fail, so that their clients are told.
     """
-    config = Config()
-    config.bind = [f"fd://{fd}"]
-    config.backlog = BACKLOG
-    config.keep_alive_timeout = KEEP_ALIVE_S
-    config.keep_alive_max_requests = 1_000_000
-    config.graceful_timeout = drain_s + LAST_WORDS_S
-    config.errorlog = logging.getLogger("hypercorn.error")
-    config.include_server_header = False
+    config = _hypercorn_config(fd, drain_s, tls)
     serving = asyncio.create_task(serve(BodyLimit(app), config, shutdown_trigger=stop.wait))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -64,3 +66,23 @@ async def serve_http(
     await asyncio.gather(serving, return_exceptions=True)
     if not serving.cancelled() and (error := serving.exception()):
         raise error
+
+
+def _hypercorn_config(fd: int, drain_s: float, tls: TlsFiles | None) -> Config:
+    """Raises `ConfigError` if the files of `tls` do not work."""
+    config = Config()
+    config.bind = [f"fd://{fd}"]
+    config.backlog = BACKLOG
+    config.keep_alive_timeout = KEEP_ALIVE_S
+    config.keep_alive_max_requests = 1_000_000
+    config.graceful_timeout = drain_s + LAST_WORDS_S
+    config.errorlog = logging.getLogger("hypercorn.error")
+    config.include_server_header = False
+    if tls is not None:
+        config.certfile, config.keyfile = tls
+        config.alpn_protocols = ["http/1.1"]
+        try:
+            config.create_ssl_context()
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(f"the certificate or its key cannot be used: {error}") from error
+    return config

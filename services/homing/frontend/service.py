@@ -79,6 +79,11 @@ class Service:
         return self._model
 
     @property
+    def model_name(self) -> str | None:
+        """None until it is known."""
+        return self._model.names[0] if self._model else None
+
+    @property
     def unavailable(self) -> str | None:
         """Why requests cannot be served now; None if they can."""
         if not self.client.fleet.connected:

@@ -18,6 +18,7 @@ def health(service: Service) -> dict[str, Any]:
     return {
         "status": service.unavailable or "ok",
         "pid": os.getpid(),
+        "model": service.model_name,
         "state": fleet.state.value,
         "live_ranks": fleet.live_ranks,
         "ranks": [{"rank": r.rank, "live": r.live, "state": r.state.value} for r in fleet.ranks],

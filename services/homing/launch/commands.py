@@ -80,6 +80,12 @@ def frontend_commands(
         chat_template=config.chat_template,
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
+        api_key=config.api_key,
+        api_key_file=config.api_key_file,
+        admin_api_key=config.admin_api_key,
+        allowed_origins=config.allowed_origins,
+        certfile=config.certfile,
+        keyfile=config.keyfile,
         join_timeout_s=config.start_timeout_s,
         drain_s=DRAIN_S,
         lifeline_fd=lifeline_fd,
@@ -109,5 +115,7 @@ def _flags(config: CoordinatorConfig | EngineConfig | FrontendConfig) -> Iterato
         if value == field.default:
             continue
         yield f"--{field.name.replace('_', '-')}"
-        if value is not True:
+        if isinstance(value, tuple):
+            yield from map(str, value)
+        elif value is not True:
             yield str(value)

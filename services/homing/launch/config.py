@@ -21,7 +21,7 @@ class LaunchConfig:
     """A .gguf file or a Hugging Face directory. Without it: SmolLM2-135M-Instruct, the demo."""
 
     host: str = "127.0.0.1"
-    """Address to serve HTTP on. 0.0.0.0 admits other machines, and asks none of them for a key."""
+    """Address to serve HTTP on. 0.0.0.0 admits other machines: then set --api-key-file."""
 
     port: int = 5000
     """TCP port to serve HTTP on. 0 picks a free one, which the ready line names."""
@@ -46,6 +46,24 @@ class LaunchConfig:
 
     reasoning_parser: Annotated[str | None, arg(metavar="NAME")] = None
     """How thoughts look: qwen3, deepseek_r1, magistral, seed_oss, none. Else: by template."""
+
+    api_key: Annotated[tuple[str, ...], arg(metavar="KEY ...")] = ()
+    """Keys, of which clients must give one. Also $HOMING_API_KEY, which nobody sees in ps."""
+
+    api_key_file: Annotated[str | None, arg(metavar="FILE")] = None
+    """File with a key on each line."""
+
+    admin_api_key: Annotated[str | None, arg(metavar="KEY")] = None
+    """Key for control routes, else $HOMING_ADMIN_API_KEY. Without it: from this machine only."""
+
+    allowed_origins: Annotated[tuple[str, ...], arg(metavar="ORIGIN ...")] = ()
+    """Web pages that may use this server, such as https://app.example.org. * admits any."""
+
+    certfile: Annotated[str | None, arg(metavar="FILE")] = None
+    """File with a certificate chain, PEM: serve HTTPS."""
+
+    keyfile: Annotated[str | None, arg(metavar="FILE")] = None
+    """File with the certificate's private key."""
 
     dtype: Annotated[Literal["bf16", "fp16", "fp32"] | None, arg(metavar="NAME")] = None
     """Type of weights and KV cache: bf16, fp16 or fp32. Without it: bf16, the fastest on a CPU."""

@@ -10,6 +10,7 @@ import asyncio
 import http.client
 import json
 import logging
+import ssl
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,7 @@ class Fleet:
     port: int
     num_frontends: int
     num_ranks: int
+    tls: bool = False
     # process id of a frontend -> the engine ranks that it last said are live
     live_ranks_of_frontend: dict[int, int] = field(default_factory=dict[int, int])
 
@@ -52,23 +54,23 @@ async def wait_until_ready(fleet: Fleet, *, timeout_s: float) -> str:
     """Returns the name of the served model. Raises Unavailable after `timeout_s`."""
     try:
         async with asyncio.timeout(timeout_s):
-            await _hear_every_frontend(fleet)
-            return await _model_name(fleet)
+            return await _hear_every_frontend(fleet)
     except TimeoutError:
         raise Unavailable(f"not ready after {timeout_s:g} s: {fleet.describe()}") from None
 
 
-async def _hear_every_frontend(fleet: Fleet) -> None:
+async def _hear_every_frontend(fleet: Fleet) -> str:
+    """Returns the model's name, as soon as all serve."""
     loop = asyncio.get_running_loop()
     next_report = loop.time() + REPORT_EVERY_S
     last_said = ""
     while True:
-        health = await asyncio.to_thread(_get_json, fleet, "/health")
+        health = await asyncio.to_thread(_get_health, fleet)
         if health is not None:
             serves = health["status"] == "ok"
             fleet.live_ranks_of_frontend[health["pid"]] = health["live_ranks"] if serves else 0
-        if fleet.is_ready():
-            return
+            if fleet.is_ready():
+                return health["model"]
         if fleet.describe() != last_said or loop.time() >= next_report:
             last_said = fleet.describe()
             next_report = loop.time() + REPORT_EVERY_S
@@ -76,21 +78,25 @@ async def _hear_every_frontend(fleet: Fleet) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def _model_name(fleet: Fleet) -> str:
-    while True:
-        models = await asyncio.to_thread(_get_json, fleet, "/v1/models")
-        if models is not None and models.get("data"):
-            return models["data"][0]["id"]
-        await asyncio.sleep(POLL_S)
-
-
-def _get_json(fleet: Fleet, path: str) -> dict[str, Any] | None:
+def _get_health(fleet: Fleet) -> dict[str, Any] | None:
     """The answer, whatever its status; None while nobody gives one."""
-    connection = http.client.HTTPConnection(fleet.host, fleet.port, timeout=ANSWER_TIMEOUT_S)
+    connection = _connection(fleet)
     try:
-        connection.request("GET", path)
+        connection.request("GET", "/health")
         return json.loads(connection.getresponse().read())
     except (OSError, http.client.HTTPException, ValueError):
         return None
     finally:
         connection.close()
+
+
+def _connection(fleet: Fleet) -> http.client.HTTPConnection:
+    if not fleet.tls:
+        return http.client.HTTPConnection(fleet.host, fleet.port, timeout=ANSWER_TIMEOUT_S)
+    # The certificate is for the name that clients use, which is not the one used here.
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return http.client.HTTPSConnection(
+        fleet.host, fleet.port, timeout=ANSWER_TIMEOUT_S, context=context
+    )

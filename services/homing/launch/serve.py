@@ -77,12 +77,14 @@ async def _announce(config: LaunchConfig, family: Family, listener: socket.socke
         port=port,
         num_frontends=config.frontend_replicas,
         num_ranks=config.data_parallel_size,
+        tls=config.certfile is not None,
     )
     model = await wait_until_ready(fleet, timeout_s=config.start_timeout_s)
     family.mark_ready()
     host = f"[{config.host}]" if ":" in config.host else config.host
     ranks = f"{config.data_parallel_size} engine ranks"
-    print(f"Homing is ready: http://{host}:{port} ({model}, {ranks})", flush=True)
+    scheme = "https" if config.certfile else "http"
+    print(f"Homing is ready: {scheme}://{host}:{port} ({model}, {ranks})", flush=True)
 
 
 def _handle_signals(family: Family, stop_asked: asyncio.Event) -> None:
