@@ -10,7 +10,9 @@ Replaying one does the same things to a new router: it must come to the same cho
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +23,8 @@ from homing.coordinator.prefix_index import split_digests
 from homing.coordinator.router import Decision, RankRouter, RoutingConfig
 from homing.coordinator.step_model import StepSums
 from homing.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 VERSION = 1
 MARK = "homing_routing"
@@ -38,9 +42,17 @@ class Recorder:
         self._write({MARK: VERSION, "now": now} | asdict(config))
 
     def record(self, entry: list[Any]) -> None:
-        self._write(entry)
-        if entry[0] == "advance":
-            self._file.flush()
+        """Where the file takes no more, the recording ends; the coordinator goes on."""
+        if self._file.closed:
+            return
+        try:
+            self._write(entry)
+            if entry[0] == "advance":
+                self._file.flush()
+        except OSError as error:
+            log.error("the recording ends here", extra={"reason": str(error)})
+            with suppress(OSError):
+                self._file.close()
 
     def close(self) -> None:
         self._file.close()
@@ -52,27 +64,27 @@ class Recorder:
 class Comparison(NamedTuple):
     num_decisions: int
     num_same: int
+    """Until the first that differs: after it the two have another history."""
 
 
 def replay(lines: Iterable[str]) -> Comparison:
     """Do again what was recorded, and compare the choices. Raises `ConfigError` if it is none."""
-    num_decisions = num_same = 0
-    for recorded, decision in replayed_decisions(lines):
-        num_decisions += 1
-        num_same += recorded == decision
+    entries = [json.loads(line) for line in lines]
+    pairs = enumerate(replayed_decisions(entries))
+    num_decisions = sum(entry[0] == "route" for entry in entries[1:])
+    num_same = next((n for n, (then, now) in pairs if then != now), num_decisions)
     return Comparison(num_decisions, num_same)
 
 
-def replayed_decisions(lines: Iterable[str]) -> Iterator[tuple[Decision, Decision]]:
+def replayed_decisions(entries: Sequence[Any]) -> Iterator[tuple[Decision, Decision]]:
     """Each decision as recorded, and as it is taken now."""
-    entries = (json.loads(line) for line in lines)
-    setup: dict[str, Any] = next(entries)
+    setup: dict[str, Any] = dict(entries[0])
     if setup.pop(MARK, None) != VERSION:
         raise ConfigError(f"not a recording of version {VERSION}")
     now = setup.pop("now")
     router = RankRouter(RoutingConfig(**setup), now=now)
     decisions: dict[int, Decision] = {}
-    for entry in entries:
+    for entry in entries[1:]:
         match entry:
             case ["route", hashes, num_prompt_tokens, block_size, now, recorded]:
                 digests = None if hashes is None else split_digests(bytes.fromhex(hashes))
