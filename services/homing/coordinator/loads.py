@@ -116,6 +116,8 @@ class RankLoads:
 
     def least_recent(self, slots: int) -> Slot:
         """Of a non-empty set of open slots: the one chosen longest ago."""
+        if slots & (slots - 1) == 0:
+            return Slot(slots.bit_length() - 1)
         if slots.bit_count() <= 8:
             return min(slots_of(slots), key=self._turn_of_slot.__getitem__)
         # Among many, one of them is soon met in the order of turns.

@@ -126,9 +126,12 @@ class RankRouter:
             slot = work(matches, num_prompt_tokens, block_size, step, prices, loads, now)
         else:
             slot = self._policy(matches, num_blocks, loads, self._alpha)
-        matched = next(match.num_blocks for match in matches if match.slots >> slot & 1)
+        matched_blocks = 0
+        for match in matches:
+            if match.slots >> slot & 1:
+                matched_blocks = match.num_blocks
         # A fully cached prompt still computes its last token.
-        num_cached = min(matched * block_size, num_prompt_tokens - 1)
+        num_cached = min(matched_blocks * block_size, num_prompt_tokens - 1)
         load = num_prompt_tokens - num_cached + TOKENS_OF_REQUEST if self._in_tokens else 1
         self._num_decisions += 1
         decision = Decision(self._num_decisions, slot, num_prompt_tokens, num_cached, load)
