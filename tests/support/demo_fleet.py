@@ -54,10 +54,9 @@ class DemoFleet:
             for name, value in row["counters"].items():
                 totals[name] = totals.get(name, 0) + value
         if self.measures_ttft:
-            totals |= {
-                "first_tokens": self.polls,
-                "ttft_s": self.polls * 0.12 - 0.4 * math.cos(self.polls / 14),
-            }
+            ttft = "time_to_first_token_seconds"
+            totals[f"{ttft}.count"] = self.polls
+            totals[f"{ttft}.sum"] = self.polls * 0.12 - 0.4 * math.cos(self.polls / 14)
         return {
             "live_ranks": 2,
             "ranks": ranks,

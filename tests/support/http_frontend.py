@@ -14,6 +14,7 @@ import httpx
 
 from homing.frontend.access import AccessSettings
 from homing.frontend.app import create_app
+from homing.frontend.measures import Measures
 from homing.frontend.server import TlsFiles, listen, serve_http
 from homing.frontend.service import ModelSettings, Service
 from tests.support.byte_model import CHAT_TEMPLATE, byte_level
@@ -28,6 +29,7 @@ class Frontend:
     port: int
     http: httpx.AsyncClient
     fleet: FakeClient
+    measures: Measures
     stop: asyncio.Event
     serving: asyncio.Task[None]
 
@@ -120,7 +122,7 @@ async def serving(
     try:
         # No certificates: reading those of the system takes longer than most tests.
         async with httpx.AsyncClient(base_url=base, timeout=30, verify=False) as http:
-            yield Frontend(host, port, http, fleet, stop, server)
+            yield Frontend(host, port, http, fleet, service.measures, stop, server)
     finally:
         stop.set()
         await server

@@ -370,6 +370,18 @@ def test_engine_counters_add_up_over_the_dead_and_the_living() -> None:
     assert fleet.stats()["totals"] == {"steps": 13, "tokens": 5}
 
 
+def test_what_clients_count_is_added_up_too() -> None:
+    fleet = Fleet()
+    fleet.join_engine(0)
+    fleet.join_client(7)
+    fleet.join_client(8)
+    fleet.say(b"e0", counters(steps=1))
+    fleet.say(b"c7", counters(answers=2))
+    fleet.say(b"c8", counters(answers=3))
+    fleet.say(b"c7", Goodbye())
+    assert fleet.stats()["totals"] == {"steps": 1, "answers": 5}
+
+
 def test_a_process_that_rejoins_is_not_counted_twice() -> None:
     fleet = Fleet()
     fleet.join_engine(0)

@@ -174,6 +174,30 @@ async def test_metrics_are_the_coordinators_totals(tmp_path):
         assert line in lines
 
 
+async def test_what_a_frontend_measures_is_told_to_the_coordinator_and_by_it(tmp_path):
+    script = says(byte_ids("abc"), num_cached_tokens=2)
+    async with serving(tmp_path, script) as frontend:
+        await frontend.post("/v1/completions", {"prompt": "wxyz", "n": 2, "max_tokens": 3})
+        await frontend.stream("/v1/completions", {"prompt": "x"})
+        await frontend.error("/v1/completions", {"prompt": "x", "n": 0}, 400)
+        totals = SNAPSHOT["totals"] | frontend.measures.counters()
+        frontend.fleet.snapshot = SNAPSHOT | {"totals": totals}
+        lines = (await frontend.http.get("/metrics")).text.splitlines()
+    for line in (
+        "homing_time_to_first_token_seconds_count 3.0",
+        'homing_time_to_first_token_seconds_bucket{le="+Inf"} 3.0',
+        "homing_inter_token_latency_seconds_count 6.0",
+        "homing_e2e_request_latency_seconds_count 2.0",
+        'homing_request_prompt_tokens_bucket{le="1"} 1.0',
+        'homing_request_prompt_tokens_bucket{le="4"} 2.0',
+        "homing_request_prompt_tokens_sum 5.0",
+        "homing_request_cached_tokens_sum 4.0",
+        "homing_request_generation_tokens_sum 9.0",
+        "homing_request_queue_time_seconds_count 0.0",
+    ):
+        assert line in lines
+
+
 async def test_metrics_without_a_coordinator_are_503(tmp_path):
     async with serving(tmp_path, says(byte_ids("x"))) as frontend:
         frontend.fleet.fleet = replace(frontend.fleet.fleet, connected=False)

@@ -12,7 +12,7 @@ from homing.client import FleetView
 from homing.coordinator.loads import RankLoads
 from homing.coordinator.peers import Peers
 from homing.coordinator.snapshot import fleet_snapshot
-from homing.coordinator.totals import EngineCounters, Totals
+from homing.coordinator.totals import ReportedCounters, Totals
 from homing.frontend import page
 from homing.frontend.page import fleet_json
 from tests.support.demo_fleet import DemoFleet, demo_app
@@ -48,7 +48,7 @@ async def test_ttft_is_there_only_if_the_engines_measure_it():
 
 def test_the_coordinators_own_snapshot_is_understood_before_anyone_joined():
     snapshot = fleet_snapshot(
-        Peers(max_clients=1), RankLoads(max_load=1), Totals(), EngineCounters()
+        Peers(max_clients=1), RankLoads(max_load=1), Totals(), ReportedCounters()
     )
     fleet = fleet_json(snapshot, FleetView())
     assert (fleet["ranks"], fleet["live_ranks"], fleet["model"]) == ([], 0, None)

@@ -23,7 +23,7 @@ from homing.coordinator.peers import TRANSITIONS, PeerEvent, Peers, Refusal, rea
 from homing.coordinator.records import Client, Engine, Peer, PeerState
 from homing.coordinator.requests import Requests
 from homing.coordinator.router import RankRouter
-from homing.coordinator.totals import EngineCounters, Totals
+from homing.coordinator.totals import ReportedCounters, Totals
 from homing.wire import (
     PROTOCOL_VERSION,
     Command,
@@ -54,7 +54,7 @@ class Sessions:
         control: FleetControl,
         router: RankRouter,
         totals: Totals,
-        counters: EngineCounters,
+        counters: ReportedCounters,
         outbox: Outbox,
         history: History,
     ) -> None:
@@ -113,6 +113,7 @@ class Sessions:
         self.peers.check_client(hello)
         client = Client(sender, hello.uid, now)
         self.peers.add(client)
+        self._counters.join(client.uid)
         self._move(client, PeerEvent.IN_STEP)
         self._welcome(client)
 
@@ -224,6 +225,7 @@ class Sessions:
         self._move(peer, event)
         self.peers.remove(peer)
         log.info("left", extra={"peer": str(peer), "why": why, "requests": len(peer.requests)})
+        self._counters.leave(peer.uid)
         was_lost = event is PeerEvent.LOST
         if isinstance(peer, Client):
             self._totals.lost_clients += was_lost
@@ -234,7 +236,6 @@ class Sessions:
             self._requests.lose_engine(peer, f"{peer} {why}")
             self._control.forget_engine(peer)
             self._router.close_slot(peer.slot)
-            self._counters.leave(peer.uid)
             self._fleet_changed = True
 
     def _move(self, peer: Peer, event: PeerEvent) -> None:

@@ -7,14 +7,14 @@ from typing import Any
 from homing.coordinator.loads import RankLoads
 from homing.coordinator.peers import Peers
 from homing.coordinator.records import Engine, PeerState
-from homing.coordinator.totals import EngineCounters, Totals
+from homing.coordinator.totals import ReportedCounters, Totals
 from homing.wire import Heartbeat
 
 _NO_REPORT = Heartbeat(0)
 
 
 def fleet_snapshot(
-    peers: Peers, loads: RankLoads, totals: Totals, counters: EngineCounters
+    peers: Peers, loads: RankLoads, totals: Totals, counters: ReportedCounters
 ) -> dict[str, Any]:
     """Ranks that are gone keep a row; counters never fall while the coordinator lives."""
     return {
@@ -48,7 +48,7 @@ def fleet_snapshot(
 
 
 def _rank_row(
-    engine: Engine, loads: RankLoads, totals: Totals, counters: EngineCounters
+    engine: Engine, loads: RankLoads, totals: Totals, counters: ReportedCounters
 ) -> dict[str, Any]:
     live = engine.state is PeerState.LIVE
     report = engine.report if live and engine.report else _NO_REPORT

@@ -40,7 +40,7 @@ from homing.coordinator.requests import Requests
 from homing.coordinator.router import RankRouter, Record
 from homing.coordinator.sessions import Sessions
 from homing.coordinator.snapshot import fleet_snapshot
-from homing.coordinator.totals import EngineCounters, Totals, read_counters, read_report
+from homing.coordinator.totals import ReportedCounters, Totals, read_counters, read_report
 from homing.errors import WireError
 from homing.wire import (
     Abort,
@@ -82,7 +82,7 @@ class Coordinator:
         self._outbox: Outbox = []
         history = History()
         self.totals = Totals()
-        self.counters = EngineCounters()
+        self.counters = ReportedCounters()
         self._router = RankRouter(config.routing, now=now, record=record)
         self.index, self.loads = self._router.index, self._router.loads
         self.requests = Requests(config, self._router, self._outbox, history, self.totals)
@@ -162,7 +162,7 @@ class Coordinator:
             case Submit():
                 self.requests.submit(client, message, frames, now)
             case Heartbeat():
-                pass
+                self._count(client, message)
             case Abort() if message.client == client.uid:
                 self.requests.abort(client, message, frames)
             case Control():
@@ -195,14 +195,18 @@ class Coordinator:
 
     def _on_report(self, engine: Engine, report: Heartbeat, now: float) -> None:
         engine.report = report
-        try:
-            self.counters.update(engine.uid, read_counters(report.counters))
-        except WireError as error:
-            self._drop(engine, f"counters: {error}")
-            return
-        if engine.state is PeerState.LIVE:
+        if self._count(engine, report) and engine.state is PeerState.LIVE:
             rank_report = read_report(report, self.counters.of(engine.uid))
             self._router.reported(engine.slot, rank_report, now)
+
+    def _count(self, peer: Peer, report: Heartbeat) -> bool:
+        """Take over a peer's counters; False if they cannot be read."""
+        try:
+            self.counters.update(peer.uid, read_counters(report.counters))
+        except WireError as error:
+            self._drop(peer, f"counters: {error}")
+            return False
+        return True
 
     def _on_garbage(self, event: Garbage | GarbageSubmit, now: float) -> None:
         peer = self.peers.by_identity.get(event.sender)

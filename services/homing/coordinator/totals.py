@@ -57,7 +57,7 @@ class Totals:
 
 
 def read_counters(frame: Payload) -> Counters:
-    """An engine's counters. Raises `WireError` if they are not a map of names to numbers.
+    """A process's counters. Raises `WireError` if they are not a map of names to numbers.
 
     Odd entries are left out: too many, too long a name, negative, not finite or absurdly large.
     """
@@ -83,8 +83,8 @@ def read_report(report: Heartbeat, counters: Counters) -> RankReport:
     return RankReport(report.running + report.waiting, report.owed_tokens, sums)
 
 
-class EngineCounters:
-    """Fleet totals of the engines' own counters, which restart at zero with each process.
+class ReportedCounters:
+    """Fleet totals of what engines and clients count, which restarts at zero with each process.
 
     A total is the sum over all processes that ever were. A process that rejoins goes on where it
     was; one that is gone keeps what it last said.

@@ -26,10 +26,11 @@ from homing.engine.plan import StepLoad, StepPlan
 from homing.engine.request import Change, Request, RequestKey
 from homing.engine.sampling import Sampled
 from homing.engine.scheduler import SchedulerLimits
-from homing.engine.stats import EngineCounters, EngineStats
+from homing.engine.stats import QUEUE_TIMES_S, EngineCounters, EngineStats
 from homing.engine.structured.compiler import GrammarCompiler
 from homing.engine.structured.grammar import CompiledGrammar
 from homing.errors import Overloaded
+from homing.observe import Histogram
 from homing.params import SamplingParams
 from homing.params.structured import invalid
 from homing.tokenizer import Tokenizer
@@ -73,6 +74,8 @@ class Engine:
         self.wake: Callable[[], None] = lambda: None
         """Called on another thread when there is work again without a call from here."""
         self.epoch = 0
+        self.queue_time = Histogram("request_queue_time_seconds", QUEUE_TIMES_S)
+        """From `add_request` to the first step with a part of the request."""
         self.counters = EngineCounters()
         self.block_pool = parts.block_pool(limits.num_blocks)
         self.scheduler = parts.scheduler(
@@ -121,6 +124,7 @@ class Engine:
             cache_salt=cache_salt,
             epoch=self.epoch,
         )
+        request.queued_at = time.perf_counter()
         self._requests[key] = request
         self.counters.requests_started += 1
         self.counters.prompt_tokens += len(prompt)
@@ -196,12 +200,19 @@ class Engine:
         self._take_grammars()
         plan = self.scheduler.schedule()
         if plan.chunks:
+            self._end_queueing(plan, start)
             start = time.perf_counter()
             load = plan.load  # before the step changes what its requests do
             self._update(plan, self.runner.run(plan))
             self._count(load, time.perf_counter() - start)
         outputs, self._outputs = self._outputs, []
         return outputs
+    def _end_queueing(self, plan: StepPlan, now: float) -> None:
+        for chunk in plan.chunks:
+            if chunk.request.queued_at is not None:
+                self.queue_time.observe(now - chunk.request.queued_at)
+                chunk.request.queued_at = None
+
 
     def _take_grammars(self) -> None:
         """Make requests ready whose grammar is compiled, and answer those that cannot have one."""

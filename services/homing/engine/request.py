@@ -109,6 +109,7 @@ class Request:
         self.grammar: GrammarState | None = None  # of its structured output, once that is compiled
         self.prompt_scores = PromptScores(self.num_prompt, sampling.top_n_logprobs)
         self.num_cached_at_start: int | None = None  # None until first admitted
+        self.queued_at: float | None = None  # when it was added, until a step has a part of it
         self.has_answered = False
 
         self.arrival = 0  # set by the scheduler: lower is older

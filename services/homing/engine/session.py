@@ -251,7 +251,9 @@ class EngineSession:
             kv_total_blocks=stats.kv_total_blocks,
             state=self._fleet_state,
             epoch=self._engine.epoch,
-            counters=pack_payload(dataclasses.asdict(self._engine.counters)),
+            counters=pack_payload(
+                dataclasses.asdict(self._engine.counters) | self._engine.queue_time.counters()
+            ),
         )
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+QUEUE_TIMES_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
+"""Bounds of the buckets for waiting times."""
+
 
 @dataclass(slots=True)
 class EngineCounters:

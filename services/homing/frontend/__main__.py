@@ -16,6 +16,7 @@ from homing.errors import ConfigError, Unavailable
 from homing.frontend.access import AccessSettings, is_public
 from homing.frontend.app import create_app
 from homing.frontend.config import FrontendConfig, read_text
+from homing.frontend.measures import Measures
 from homing.frontend.server import TlsFiles, listen, serve_http
 from homing.frontend.service import ModelSettings, Service
 from homing.observe import configure_logging, run_main, watch_lifeline
@@ -49,8 +50,11 @@ async def _run(config: FrontendConfig) -> None:
     tls = None
     if config.certfile is not None and config.keyfile is not None:
         tls = TlsFiles(config.certfile, config.keyfile)
-    client = Client(config.coordinator, max_inflight=config.max_inflight)
-    service = Service(client, _model_settings(config))
+    measures = Measures()
+    client = Client(
+        config.coordinator, max_inflight=config.max_inflight, counters=measures.counters
+    )
+    service = Service(client, _model_settings(config), measures)
     joining = asyncio.create_task(service.join(config.join_timeout_s))
     joining.add_done_callback(lambda task: _stop_if_failed(task, stop))
     await serve_http(

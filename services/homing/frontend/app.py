@@ -13,6 +13,7 @@ from homing.frontend.access import Access, AccessSettings
 from homing.frontend.chat import chat_job
 from homing.frontend.completions import completion_job
 from homing.frontend.http_errors import error_body, headers_of, http_error_body, status_of
+from homing.frontend.measures import Stopwatch
 from homing.frontend.metrics import CONTENT_TYPE, render_metrics
 from homing.frontend.openai.replies import ChatReply, CompletionReply
 from homing.frontend.openai.requests import read_chat, read_completion
@@ -56,22 +57,24 @@ def _add_openai_routes(app: Quart, service: Service) -> None:
     @app.post("/v1/completions")
     @app.post("/completions")
     async def completions() -> Response:
+        stopwatch = Stopwatch(service.measures)
         body = read_completion(await request.get_data())
         model = service.model
         name = model.answers_to(body.model)
         job = await completion_job(body, model)
         reply = CompletionReply(body, name, model.tokenizer, [p.token_ids for p in job.prompts])
-        return await answer(job, service.client, model.tokenizer, reply)
+        return await answer(job, service.client, model.tokenizer, reply, stopwatch)
 
     @app.post("/v1/chat/completions")
     @app.post("/chat/completions")
     async def chat_completions() -> Response:
+        stopwatch = Stopwatch(service.measures)
         body = read_chat(await request.get_data())
         model = service.model
         name = model.answers_to(body.model)
         job = await chat_job(body, model)
         reply = ChatReply(body, name, model.tokenizer, job.prompts[0].token_ids)
-        return await answer(job, service.client, model.tokenizer, reply)
+        return await answer(job, service.client, model.tokenizer, reply, stopwatch)
 
     @app.get("/v1/models")
     @app.get("/models")

@@ -1,7 +1,7 @@
 """/metrics: the coordinator's snapshot of the fleet, as Prometheus reads it.
 
-Nothing is counted here, so every frontend gives the same totals, and they never fall while the
-coordinator lives. Names end as those of vLLM do where the meaning is the same.
+It holds what engines and frontends count, added up: every frontend gives the same totals, and they
+never fall while the coordinator lives. Names end as those of vLLM do where the meaning is the same.
 """
 
 from __future__ import annotations
@@ -10,8 +10,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+
+from homing.observe import read_histogram
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -42,6 +49,17 @@ _RANK_GAUGES = {
 }
 
 
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": "From a request's arrival to each choice's first token",
+    "inter_token_latency_seconds": "From one token of a choice to the next",
+    "e2e_request_latency_seconds": "From a request's arrival to its end",
+    "request_queue_time_seconds": "From a request's arrival at an engine to its first step",
+    "request_prompt_tokens": "Prompt tokens of a request",
+    "request_cached_tokens": "Prompt tokens of a request that were found in the prefix cache",
+    "request_generation_tokens": "Tokens generated for a request, all choices together",
+}
+
+
 def render_metrics(snapshot: dict[str, Any]) -> bytes:
     """The exposition text of a coordinator's snapshot."""
     return generate_latest(_Snapshot(snapshot))  # pyright: ignore[reportArgumentType]
@@ -63,6 +81,9 @@ class _Snapshot(Collector):
         )
         yield _labelled("homing_requests_refused", "Refused", "reason", snapshot["refused"])
         yield from _rank_metrics(snapshot["ranks"])
+        for name, text in _HISTOGRAMS.items():
+            buckets, total = read_histogram(name, snapshot["totals"])
+            yield HistogramMetricFamily(f"homing_{name}", text, buckets, total)
 
 
 def _counters(

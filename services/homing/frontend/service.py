@@ -10,6 +10,7 @@ from pathlib import Path
 
 from homing.client import Client
 from homing.errors import ModelNotFound, Unavailable
+from homing.frontend.measures import Measures
 from homing.frontend.parsers import AnswerFormat
 from homing.frontend.parsers import answer_format as answer_format_of
 from homing.frontend.tokenizing import TokenizerThread
@@ -66,8 +67,14 @@ class ServedModel:
 class Service:
     """One frontend's share in the fleet. `join` runs in the background from the start on."""
 
-    def __init__(self, client: Client, settings: ModelSettings | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        settings: ModelSettings | None = None,
+        measures: Measures | None = None,
+    ) -> None:
         self.client = client
+        self.measures = measures or Measures()
         self._settings = settings or ModelSettings()
         self._model: ServedModel | None = None
 

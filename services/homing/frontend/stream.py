@@ -15,6 +15,7 @@ from homing.errors import HomingError, InternalError
 from homing.frontend.answer_reader import AnswerReader, AnswerReading, Pieces
 from homing.frontend.generations import Generations
 from homing.frontend.http_errors import error_body
+from homing.frontend.measures import Stopwatch
 from homing.frontend.openai.replies import (
     CompletionTokensDetails,
     PromptTokensDetails,
@@ -66,7 +67,9 @@ class Job:
         return text if self.reading is None else AnswerReader(text, self.reading)
 
 
-async def answer(job: Job, client: Client, tokenizer: Tokenizer, reply: Reply) -> Response:
+async def answer(
+    job: Job, client: Client, tokenizer: Tokenizer, reply: Reply, stopwatch: Stopwatch
+) -> Response:
     """Generate, and answer in the way that the request asks for.
 
     Raises what ends a generation, as long as nothing was sent.
@@ -79,7 +82,7 @@ async def answer(job: Job, client: Client, tokenizer: Tokenizer, reply: Reply) -
         num_choices=job.request.num_choices,
         cache_salt=job.request.cache_salt or "",
     )
-    choices = Choices(job, tokenizer)
+    choices = Choices(job, tokenizer, stopwatch)
     if not job.request.stream:
         return json_response(await _whole(generations, choices, reply))
     first = await generations.next(FIRST_PART_S)
@@ -96,7 +99,8 @@ def json_response(body: Struct | dict, status: int = 200) -> Response:
 class Choices:
     """The choices of one request under way: their texts, and what they cost so far."""
 
-    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
+    def __init__(self, job: Job, tokenizer: Tokenizer, stopwatch: Stopwatch) -> None:
+        self._stopwatch = stopwatch
         self._num_choices = job.request.num_choices
         self._num_prompt_tokens = sum(len(prompt.token_ids) for prompt in job.prompts)
         self._num_cached_tokens = 0
@@ -114,11 +118,14 @@ class Choices:
 
     def push(self, index: int, part: Part) -> Piece | None:
         """Take a part of choice `index`; the piece to show for it, if there is one."""
+        self._stopwatch.part(index, part)
         self._num_completion_tokens += len(part.token_ids)
         if index % self._num_choices == 0:  # choices of a prompt share its tokens: count them once
             self._num_cached_tokens += part.num_cached_tokens or 0
         if part.finish is not None:
             self.num_unfinished -= 1
+            if not self.num_unfinished:
+                self._stopwatch.finish(self.usage)
         piece = self._choices[index].push(part)
         if piece is not None:
             self._num_reasoning_tokens += piece.num_reasoning_tokens

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
@@ -55,12 +56,14 @@ class Client:
         max_attempts: int = 3,
         max_inflight: int = 4096,
         patience_s: float = 30.0,
+        counters: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         """
         max_attempts: engines that may die on a request before it fails with `RequestLost`.
         max_inflight: unfinished requests at most; beyond it `submit` raises `Overloaded`.
         patience_s: how long unfinished requests wait for a coordinator that went away, and then
         for its first engine, before they fail with `Unavailable`.
+        counters: what this process counted, by name; the coordinator adds it up over all processes.
         """
         self._max_attempts = max_attempts
         self._max_inflight = max_inflight
@@ -74,6 +77,7 @@ class Client:
             on_fleet=self._on_fleet,
             on_rejoined=self._on_rejoined,
             on_failure=self._fail_all,
+            counters=counters,
         )
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -63,12 +63,14 @@ class Session:
         on_fleet: Callable[[], None],
         on_rejoined: Callable[[], None],
         on_failure: Callable[[HomingError], None],
+        counters: Callable[[], Mapping[str, float]],
     ) -> None:
         """
         on_request_message: an Output or Lost came.
         on_fleet: `fleet` changed.
         on_rejoined: welcomed again; whatever was running in the fleet for this client is gone.
         on_failure: the coordinator refuses this client for good.
+        counters: what this process counted since it started.
         """
         self.uid = secrets.randbits(63)
         self.fleet = FleetView()
@@ -77,6 +79,7 @@ class Session:
         self._on_fleet = on_fleet
         self._on_rejoined = on_rejoined
         self._on_failure = on_failure
+        self._counters = counters
         self._incarnation = 0
         self._welcomed = False
         self._heartbeat_s = HELLO_RETRY_S
@@ -118,6 +121,7 @@ class Session:
         if self._dealer is None or self._beating is None:
             return
         self._beating.cancel()
+        self._say_alive()
         self.send(Goodbye())
         self._fail_answers("the client was closed: its process is shutting down")
         self._dealer.close(linger_s=1.0)
@@ -238,13 +242,16 @@ class Session:
     def _say_hello(self) -> None:
         self.send(Hello(PROTOCOL_VERSION, Role.CLIENT, self.uid, self._incarnation))
 
+    def _say_alive(self) -> None:
+        self.send(Heartbeat(self._incarnation, counters=pack_payload(self._counters())))
+
     async def _beat(self) -> None:
         """Show that this side is alive, and notice when the other is not."""
         self._last_heard = self._loop.time()
         while True:
             await asyncio.sleep(self._heartbeat_s if self._welcomed else HELLO_RETRY_S)
             if self._welcomed:
-                self.send(Heartbeat(self._incarnation))
+                self._say_alive()
             else:
                 self._say_hello()
             if self.silence_s > SILENCE_S and self.fleet.connected:

@@ -250,8 +250,8 @@ class Heartbeat(Message, frozen=True):
     state: FleetState = FleetState.RUNNING
     epoch: Uint = 0
     counters: Frame = None
-    """Engines: a msgpack map of counter name -> value since the process started. Passed on in
-    StatsReply."""
+    """Read: a msgpack map of counter name -> value since the process started. Their sums over all
+    processes are in StatsReply."""
 
 
 class Stats(Message, frozen=True):

@@ -59,7 +59,8 @@ def _rank(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ttft(totals: dict[str, Any]) -> dict[str, Any] | None:
-    """Sum and number of the times to first token; None of engines that do not measure them."""
-    if "first_tokens" not in totals:
+    """Sum and number of the times to first token; None before there was one."""
+    name = "time_to_first_token_seconds"
+    if not totals.get(f"{name}.count"):
         return None
-    return {"count": totals["first_tokens"], "sum_s": totals.get("ttft_s", 0.0)}
+    return {"count": totals[f"{name}.count"], "sum_s": totals[f"{name}.sum"]}
