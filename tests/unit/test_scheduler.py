@@ -45,7 +45,8 @@ def run(scheduler: Scheduler, plan: StepPlan) -> None:
         scheduler.computed(chunk)
         if chunk.samples:
             chunk.request.append(7)
-            chunk.request.change(Change.SAMPLE)
+            if chunk.request.phase is Phase.PREFILL:
+                chunk.request.change(Change.SAMPLE)
 
 
 def test_an_idle_scheduler_plans_nothing():

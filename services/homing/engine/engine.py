@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from homing.engine.log_probs import LogProbs
 from homing.engine.models import Model
 from homing.engine.parts import EngineParts
 from homing.engine.plan import StepLoad, StepPlan
-from homing.engine.request import Change, Request, RequestKey
+from homing.engine.request import Change, Phase, Request, RequestKey
 from homing.engine.sampling import Sampled
 from homing.engine.scheduler import SchedulerLimits
 from homing.engine.stats import QUEUE_TIMES_S, EngineCounters, EngineStats
@@ -37,8 +37,7 @@ from homing.tokenizer import Tokenizer
 from homing.wire import Finish, FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):
     """What one step brought for one request."""
 
     request: Request
@@ -74,9 +73,9 @@ class Engine:
         self.wake: Callable[[], None] = lambda: None
         """Called on another thread when there is work again without a call from here."""
         self.epoch = 0
+        self.counters = EngineCounters()
         self.queue_time = Histogram("request_queue_time_seconds", QUEUE_TIMES_S)
         """From `add_request` to the first step with a part of the request."""
-        self.counters = EngineCounters()
         self.block_pool = parts.block_pool(limits.num_blocks)
         self.scheduler = parts.scheduler(
             self.block_pool,
@@ -124,8 +123,8 @@ class Engine:
             cache_salt=cache_salt,
             epoch=self.epoch,
         )
-        request.queued_at = time.perf_counter()
         self._requests[key] = request
+        request.queued_at = time.perf_counter()
         self.counters.requests_started += 1
         self.counters.prompt_tokens += len(prompt)
         self.scheduler.add(request)
@@ -200,19 +199,19 @@ class Engine:
         self._take_grammars()
         plan = self.scheduler.schedule()
         if plan.chunks:
-            self._end_queueing(plan, start)
             start = time.perf_counter()
+            self._end_queueing(plan, start)
             load = plan.load  # before the step changes what its requests do
             self._update(plan, self.runner.run(plan))
             self._count(load, time.perf_counter() - start)
         outputs, self._outputs = self._outputs, []
         return outputs
+
     def _end_queueing(self, plan: StepPlan, now: float) -> None:
         for chunk in plan.chunks:
             if chunk.request.queued_at is not None:
                 self.queue_time.observe(now - chunk.request.queued_at)
                 chunk.request.queued_at = None
-
 
     def _take_grammars(self) -> None:
         """Make requests ready whose grammar is compiled, and answer those that cannot have one."""
@@ -246,7 +245,8 @@ class Engine:
         if finish:
             self._finish(request, [token], finish, log_probs)
         else:
-            request.change(Change.SAMPLE)
+            if request.phase is Phase.PREFILL:
+                request.change(Change.SAMPLE)
             self._put_out(request, [token], log_probs)
 
     def _finish(

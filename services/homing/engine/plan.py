@@ -8,8 +8,7 @@ from typing import NamedTuple
 from homing.engine.request import Phase, Request
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Tokens `[start, end)` of one request, computed in this step."""
 
     request: Request

@@ -51,7 +51,6 @@ class Change(Enum):
 _PHASE_AFTER = {
     (Phase.WAITING, Change.ADMIT): Phase.PREFILL,
     (Phase.PREFILL, Change.SAMPLE): Phase.DECODE,
-    (Phase.DECODE, Change.SAMPLE): Phase.DECODE,
     (Phase.PREFILL, Change.PREEMPT): Phase.WAITING,
     (Phase.DECODE, Change.PREEMPT): Phase.WAITING,
     (Phase.WAITING, Change.FINISH): Phase.FINISHED,
@@ -109,8 +108,8 @@ class Request:
         self.grammar: GrammarState | None = None  # of its structured output, once that is compiled
         self.prompt_scores = PromptScores(self.num_prompt, sampling.top_n_logprobs)
         self.num_cached_at_start: int | None = None  # None until first admitted
-        self.queued_at: float | None = None  # when it was added, until a step has a part of it
         self.has_answered = False
+        self.queued_at: float | None = None  # when it was added, until a step has a part of it
 
         self.arrival = 0  # set by the scheduler: lower is older
         self.num_passes = 0  # how often a younger one was admitted while this did not fit

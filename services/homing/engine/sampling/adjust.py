@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from homing.engine.request import Request
+from homing.engine.sampling.ranking import Floats
 from homing.engine.structured.grammar import GrammarState
 
 BARRING_BIAS = -100.0
 """OpenAI's convention: a bias of -100 bars a token, whatever its logit."""
 
 
-def adjusted(logits: Tensor, requests: Sequence[Request]) -> Tensor:
-    """`logits` [rows, vocab] as each row's request wants them. The argument is left as it is."""
-    rows = [i for i, r in enumerate(requests) if r.has_penalties or r.bars_stop_ids or r.grammar]
-    if not rows:
-        return logits
-    result = logits.clone()
-    values = result.numpy()
-    for row in rows:
-        _adjust(values[row], requests[row])
-        if grammar := requests[row].grammar:
-            _keep_what_fits(values[row], logits[row].numpy(), grammar)
-    return result
+def changes_logits(request: Request) -> bool:
+    return request.has_penalties or request.bars_stop_ids or request.grammar is not None
 
 
-def _adjust(row: NDArray[np.float32], request: Request) -> None:
+def changed(logits: Floats, request: Request) -> Floats:
+    """One row of logits [vocab] as its request wants it. The argument is left as it is."""
+    row = logits.copy()
+    _adjust(row, request)
+    if request.grammar:
+        _keep_what_fits(row, logits, request.grammar)
+    return row
+
+
+def _adjust(row: Floats, request: Request) -> None:
     params = request.sampling
     if params.repetition_penalty != 1.0:
         _penalize_repetition(row, request.tokens, params.repetition_penalty)
@@ -43,9 +40,7 @@ def _adjust(row: NDArray[np.float32], request: Request) -> None:
         row[list(request.stop_token_ids)] = -np.inf
 
 
-def _keep_what_fits(
-    row: NDArray[np.float32], logits: NDArray[np.float32], grammar: GrammarState
-) -> None:
+def _keep_what_fits(row: Floats, logits: Floats, grammar: GrammarState) -> None:
     """Bar what may not follow. Where bias and minimum length bar all the rest, they give way."""
     mask = np.empty(-(-len(row) // 32), np.uint32)
     grammar.fill_mask(mask)
@@ -55,9 +50,7 @@ def _keep_what_fits(
         np.copyto(row, logits, where=bits != 0)
 
 
-def _penalize_repetition(
-    row: NDArray[np.float32], tokens: NDArray[np.int32], penalty: float
-) -> None:
+def _penalize_repetition(row: Floats, tokens: NDArray[np.int32], penalty: float) -> None:
     """Keskar et al., 2019: divide positive logits, multiply negative ones."""
     ids = np.unique(tokens)
     logits = row[ids]
