@@ -55,7 +55,8 @@ class Recorder:
                 self._file.close()
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):
+            self._file.close()
 
     def _write(self, entry: dict[str, Any] | list[Any]) -> None:
         self._file.write(json.dumps(entry, separators=(",", ":")) + "\n")

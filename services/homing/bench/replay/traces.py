@@ -16,6 +16,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib.resources import as_file, files
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -53,6 +54,7 @@ BUNDLED = {
 """Traces that lie in the package, by name."""
 
 
+@cache
 def load_bundled(name: str) -> Workload:
     with as_file(files("homing.bench.replay") / "data" / BUNDLED[name]) as path:
         return load_trace(path, name)
