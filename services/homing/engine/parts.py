@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from homing.engine.block_pool import BlockPool
 from homing.engine.kv_cache import KVCache
@@ -23,4 +23,4 @@ class EngineParts:
     block_pool: Callable[[int], BlockPool] = BlockPool
     scheduler: Callable[[BlockPool, int, SchedulerLimits], Scheduler] = Scheduler
     runner: Callable[[Model, KVCache, int, Sampler], Runner] = Runner
-    sampler: Sampler = Sampler()
+    sampler: Sampler = field(default_factory=Sampler)

@@ -10,6 +10,7 @@ from homing.engine.config import EngineConfig
 from homing.engine.engine import Engine
 from homing.engine.kv_cache import KVCache
 from homing.engine.limits import engine_limits
+from homing.engine.parts import EngineParts
 from homing.engine.structured.compiler import GrammarCompiler
 from homing.engine.weights import default_cache_dir, load_model, resolve_model
 from homing.tokenizer import Tokenizer
@@ -18,9 +19,9 @@ from homing.wire import ModelCard
 log = logging.getLogger(__name__)
 
 
-def load_engine(config: EngineConfig) -> tuple[Engine, ModelCard]:
-    """Load model, tokenizer and KV cache. Raises ConfigError, in one line, when they cannot
-    work."""
+def load_engine(config: EngineConfig, parts: EngineParts | None = None) -> tuple[Engine, ModelCard]:
+    """Load model, tokenizer and KV cache; `parts` replace the engine's own. Raises ConfigError, in
+    one line, when they cannot work."""
     torch.set_num_threads(config.threads)
     cache_dir = default_cache_dir(config.environ)
     files = resolve_model(config.model, cache_dir=cache_dir, on_progress=log.info)
@@ -55,4 +56,4 @@ def load_engine(config: EngineConfig) -> tuple[Engine, ModelCard]:
         dtype=str(shape.dtype).removeprefix("torch."),
     )
     grammars = GrammarCompiler(files.directory, shape.vocab_size, shape.eos_token_ids)
-    return Engine(model, cache, tokenizer, limits, grammars), card
+    return Engine(model, cache, tokenizer, limits, grammars, parts), card
