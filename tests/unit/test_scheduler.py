@@ -252,6 +252,15 @@ def test_who_waits_for_a_prefix_goes_on_when_its_owner_is_gone():
     assert heir.num_cached_at_start == 8
 
 
+def test_a_short_prompt_does_not_wait_for_a_long_one_that_stands_still():
+    """The oldest takes the whole budget, so the owner of the common prefix does not advance."""
+    scheduler = make_scheduler(max_tokens=16, max_batch=4, num_blocks=200)
+    oldest, owner = make_request("oldest", 200, first_token=1), make_request("owner", 160)
+    add(scheduler, oldest, owner, make_request("short", 8))
+    assert step(scheduler) == {"oldest": 16}
+    assert step(scheduler) == {"oldest": 8, "short": 8}
+
+
 def test_a_block_is_in_the_index_only_once_it_is_computed():
     scheduler = make_scheduler()
     request = make_request("a", 9)

@@ -89,12 +89,7 @@ class Request:
         self.sampling = sampling
         self.seed = seed
         self.greedy = sampling.greedy or sampling.temperature < MIN_TEMPERATURE
-        self.has_penalties = (
-            sampling.repetition_penalty != 1.0
-            or sampling.presence_penalty != 0.0
-            or sampling.frequency_penalty != 0.0
-            or bool(sampling.logit_bias)
-        )
+        self.has_penalties = _has_penalties(sampling)
         self.phase = Phase.WAITING
         self.num_tokens = len(prompt)
         self.num_submitted = len(prompt)
@@ -112,6 +107,7 @@ class Request:
         self.queued_at: float | None = None  # when it was added, until a step has a part of it
 
         self.arrival = 0  # set by the scheduler: lower is older
+        self.owner_seen: tuple[int, int] | None = None  # whom it waited for, and how far that was
         self.num_passes = 0  # how often a younger one was admitted while this did not fit
 
         self._tokens = np.empty(self.max_tokens, np.int32)
@@ -212,3 +208,12 @@ class Request:
         if self.num_tokens // self._block_size > len(self.hashes):
             known = self.tokens.view(np.uint8).data
             self.hashes += extend_hashes(self.hashes, known, self._block_size, self._salt)
+
+
+def _has_penalties(sampling: SamplingParams) -> bool:
+    return (
+        sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty != 0.0
+        or sampling.frequency_penalty != 0.0
+        or bool(sampling.logit_bias)
+    )

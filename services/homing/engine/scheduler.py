@@ -129,11 +129,16 @@ class Scheduler:
     def _waits_for_prefix(self, request: Request) -> bool:
         """Another request is computing this one's first missing block.
 
-        Only whole blocks that could be taken from the cache count, so nobody waits in vain.
+        Only whole blocks that could be taken from the cache count, so nobody waits in vain. And a
+        short prompt does not wait for a long one that stands still, behind others.
         """
         usable = request.max_cached // self._block_size
         missing = next((h for h in islice(request.hashes, usable) if h not in self._pool), None)
-        return missing in self._computing
+        owner = None if missing is None else self._computing.get(missing)
+        if owner is None:
+            return False
+        seen, request.owner_seen = request.owner_seen, (owner.arrival, owner.num_computed)
+        return seen != request.owner_seen or 2 * request.num_owed > owner.num_owed
 
     def _take_blocks(self, request: Request) -> bool:
         """Give the request blocks for all of its tokens, cached ones where there are; False, and
