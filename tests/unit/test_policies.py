@@ -118,9 +118,8 @@ def work_of(
         )
         for slot, num in enumerate(running)
     }
-    return work(
-        matches_of(*held), num_prompt_tokens, BLOCK, STEP, prices, loads_of(*running), now=0.0
-    )
+    matches, loads = matches_of(*held), loads_of(*running)
+    return work(matches, num_prompt_tokens, BLOCK, 100.0, STEP, prices, loads, now=0.0)
 
 
 def test_work_prefers_the_rank_that_holds_more_when_all_else_is_equal() -> None:
@@ -171,9 +170,9 @@ def test_work_agrees_with_the_rule_as_it_is_written(
     def cost(slot: int) -> float:
         m, cached = running[slot], min(held[slot] * BLOCK, tokens - 1)
         prefill = STEP.prefill_s(cached, tokens)
-        own = STEP.base + STEP.row * (m + 1) + STEP.kv * (1000 * m + tokens)
+        own_step = STEP.base + STEP.row * (m + 1) + STEP.kv * (1000 * m + tokens)
         others = m * (STEP.row + STEP.kv * tokens)
-        return clear_in_s[slot] + prefill * (1 + m) + DECODING * 100 * (own + others)
+        return clear_in_s[slot] + prefill * (1 + m) + DECODING * 100 * (own_step + others)
 
     chosen = work_of(held, running, clear_in_s=clear_in_s)
     assert cost(chosen) == pytest.approx(min(map(cost, range(len(ranks)))), rel=1e-9)
@@ -185,7 +184,7 @@ def test_a_price_rises_with_requests_context_and_slowness(
     running: int, context: float, answer: float, factor: float
 ) -> None:
     def total(p: Price) -> float:
-        return p.fixed + 0.1 * p.per_prefill_s + 1000 * p.per_prompt_token
+        return p.fixed_s + 0.1 * p.per_second
 
     base = total(price(0.0, running, context, answer, STEP, factor))
     assert total(price(0.0, running + 1, context, answer, STEP, factor)) > base

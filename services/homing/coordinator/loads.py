@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import compress, count
 from typing import NewType, cast
 
@@ -22,12 +23,13 @@ Slot = NewType("Slot", int)
 _DIGIT_VALUES = bytes.maketrans(b"01", b"\0\1")
 
 
-def slots_of(mask: int) -> Iterator[Slot]:
+@lru_cache(maxsize=1024)
+def slots_of(mask: int) -> tuple[Slot, ...]:
     """The slots in a set, ascending. In C from end to end: a policy may do this 256 ranks wide."""
     if mask & (mask - 1) == 0:
-        return iter((Slot(mask.bit_length() - 1),) if mask else ())
+        return (Slot(mask.bit_length() - 1),) if mask else ()
     digits = f"{mask:b}"[::-1].encode().translate(_DIGIT_VALUES)
-    return cast("Iterator[Slot]", compress(count(), digits))
+    return tuple(cast("Iterator[Slot]", compress(count(), digits)))
 
 
 class RankLoads:

@@ -122,8 +122,16 @@ class RankRouter:
         else:
             matches = self.index.match(digests, routing_points(num_blocks), loads.available)
         if backlog := self.backlog:
-            step, prices = backlog.model.times, backlog.prices
-            slot = work(matches, num_prompt_tokens, block_size, step, prices, loads, now)
+            slot = work(
+                matches,
+                num_prompt_tokens,
+                block_size,
+                backlog.answer_tokens,
+                backlog.model.times,
+                backlog.prices,
+                loads,
+                now,
+            )
         else:
             slot = self._policy(matches, num_blocks, loads, self._alpha)
         matched_blocks = 0

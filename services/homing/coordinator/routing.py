@@ -93,14 +93,13 @@ def round_robin(
 
 
 class Price(NamedTuple):
-    """What a rank asks for a request, in seconds: see `work`. Kept up to date by `Backlog`."""
+    """What a rank asks for a request: see `work`. Kept up to date by `Backlog`."""
 
     clear_at: float
     """When the prompt tokens that the rank owes will have been computed."""
-    per_prefill_s: float
-    """For each second that an average rank would compute the request's prompt."""
-    per_prompt_token: float
-    fixed: float
+    per_second: float
+    """For each second that the request would take by itself, on an average rank."""
+    fixed_s: float
 
 
 DECODING = 0.1
@@ -118,18 +117,13 @@ def price(
 ) -> Price:
     """The price of a rank that has `num_running` requests with `context_tokens` in all.
 
-    The request waits until the rank has computed what it owes, then for its own uncached tokens,
-    which delay each running request as long. Then it decodes for about `answer_tokens` steps:
-
-        base + row * (running + 1) + kv * (context + prompt)         its own step
-        running * (row + kv * prompt)                                what it adds to the others'
+    `factor` is how many times as long as the average rank it takes.
     """
-    decoding = factor * DECODING * answer_tokens
+    found_s = step.base + step.row * num_running + step.kv * context_tokens
     return Price(
         clear_at,
-        per_prefill_s=factor * (1 + num_running),
-        per_prompt_token=decoding * step.kv * (1 + num_running),
-        fixed=decoding * (step.base + step.row * (1 + 2 * num_running) + step.kv * context_tokens),
+        per_second=factor * (1 + num_running),
+        fixed_s=factor * DECODING * answer_tokens * found_s,
     )
 
 
@@ -137,33 +131,36 @@ def work(
     matches: Sequence[Match],
     num_prompt_tokens: int,
     block_size: int,
+    answer_tokens: float,
     step: StepTimes,
     prices: Mapping[Slot, Price],
     loads: RankLoads,
     now: float,
 ) -> Slot:
-    """Least expected time to finish the request, and harm to those that run:
+    """Least expected time to finish the request, and to delay those that run:
 
-        wait + prefill * (1 + running) + DECODING * answer * (own step + harm to others')
+        wait + (1 + running) * own + DECODING * answer * (base + row * running + kv * context)
+        own = prefill of the uncached tokens + DECODING * answer * (row + kv * prompt)
 
-    Ties to the least loaded, then to the least recently chosen. Sources: wait and prefill are what
-    Mooncake (FAST'25, algorithm 1) minimises; the harm term is the product of LMetric (arXiv
-    2603.15202), uncached tokens * running requests, in seconds.
+    It waits until the rank has computed what it owes. What it then takes by itself is felt by it
+    and by each request that runs there; the step that those take already is felt by it alone.
+    Ties to the least loaded, then to the least recently chosen.
+
+    Sources: wait and prefill are what Mooncake (FAST'25, algorithm 1) minimises; uncached tokens
+    times requests is LMetric's rule (arXiv 2603.15202), here in seconds.
     """
+    decoding_s = DECODING * answer_tokens * (step.row + step.kv * num_prompt_tokens)
     slots: list[Slot] = []
-    prefills: list[float] = []
+    seconds: list[float] = []
     for match in matches:
         num_cached = min(match.num_blocks * block_size, num_prompt_tokens - 1)
+        own_s = step.prefill_s(num_cached, num_prompt_tokens) + decoding_s
         slots += slots_of(match.slots)
-        prefill_s = step.prefill_s(num_cached, num_prompt_tokens)
-        prefills += [prefill_s] * (len(slots) - len(prefills))
+        seconds += [own_s] * (len(slots) - len(seconds))
     costs = [  # in one expression: it may be 256 ranks wide
-        fixed
-        + per_prefill_s * prefill_s
-        + per_prompt_token * num_prompt_tokens
-        + (clear_at - now if clear_at > now else 0.0)
-        for prefill_s, (clear_at, per_prefill_s, per_prompt_token, fixed) in zip(
-            prefills, map(prices.__getitem__, slots), strict=True
+        fixed_s + per_second * own_s + (clear_at - now if clear_at > now else 0.0)
+        for own_s, (clear_at, per_second, fixed_s) in zip(
+            seconds, map(prices.__getitem__, slots), strict=True
         )
     ]
     least = min(costs)

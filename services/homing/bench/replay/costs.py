@@ -15,7 +15,7 @@ from homing.prefix import DIGEST_BYTES, routing_points
 
 BLOCK_TOKENS = 16
 NUM_PREFIXES, NUM_HOLDERS = 64, 8
-BATCH, NUM_BATCHES = 20, 50
+BATCH, NUM_BATCHES = 4, 250
 
 
 @dataclass(frozen=True)
