@@ -32,9 +32,9 @@ from homing.wire import (
 
 GOLDEN: list[tuple[Message, str, list[bytes]]] = [
     (
-        Hello(PROTOCOL_VERSION, Role.ENGINE, 258, 1, 3, FleetState.PAUSED, 2, 9, b"card"),
+        Hello(PROTOCOL_VERSION, Role.ENGINE, 258, 1, 3, FleetState.PAUSED, 2, 9, b"card", b"w"),
         "990101a6656e67696e65cd01020103a67061757365640209",
-        [b"card"],
+        [b"card", b"w"],
     ),
     (
         Welcome(1, 2, None, FleetState.RUNNING, 0, 0, "round_robin", False, 2, 0.5, None, b"r"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from homing.coordinator.loads import Slot
 from homing.coordinator.router import Decision
@@ -48,6 +48,14 @@ class Client:
         return f"client {self.uid:x}"
 
 
+class Owed(NamedTuple):
+    """A command that an engine was told and has not answered."""
+
+    deadline: float
+    epoch: int | None
+    """At which it leaves the engine; None: it moves no epoch."""
+
+
 @dataclass(slots=True, eq=False)
 class Engine:
     identity: bytes
@@ -58,11 +66,13 @@ class Engine:
     last_seen: float
     fleet_state: FleetState
     """What it last said or acknowledged to be in."""
+    epoch: int
+    """Of its weights, likewise."""
     state: PeerState = PeerState.NEW
     sent_garbage: bool = False
     requests: set[Request] = field(default_factory=set["Request"])
-    owed: dict[int, float] = field(default_factory=dict[int, float])
-    """sequence of each control command that it has not answered -> when it was told"""
+    owed: dict[int, Owed] = field(default_factory=dict[int, Owed])
+    """sequence -> the control command that it has not answered"""
     report: Heartbeat | None = None
 
     def __str__(self) -> str:
@@ -81,6 +91,7 @@ class Request:
     request_id: int
     attempt: int
     decision: Decision
+    external_digest: int | None = None
     state: RequestState = RequestState.NEW
 
     def __str__(self) -> str:

@@ -24,6 +24,7 @@ from homing.coordinator.records import Client, Engine, Peer, PeerState
 from homing.coordinator.requests import Requests
 from homing.coordinator.router import RankRouter
 from homing.coordinator.totals import ReportedCounters, Totals
+from homing.coordinator.weights import MAX_EPOCH
 from homing.wire import (
     PROTOCOL_VERSION,
     Command,
@@ -69,7 +70,6 @@ class Sessions:
         self._outbox = outbox
         self._history = history
         self.peers = Peers(max_clients=config.max_clients)
-        self.epoch = 0
         self._card: ModelCard | None = None
         self._card_frame: Payload = None
         self._card_is_new = False
@@ -86,7 +86,7 @@ class Sessions:
         known = self.peers.by_identity.get(sender)
         former = self._requests.of(known) if known else []
         if known:
-            self.end(known, PeerEvent.LOST, "began a new session")
+            self.end(known, PeerEvent.LOST, "began a new session", now)
         try:
             if hello.role is Role.CLIENT:
                 self._admit_client(sender, hello, now)
@@ -120,22 +120,24 @@ class Sessions:
     def _admit_engine(self, sender: bytes, hello: Hello, now: float) -> None:
         is_first = not self.peers.engine_of_rank
         card = read_card(hello, None if is_first else self._card)
-        if hello.control_sequence > MAX_SEQUENCE:
-            raise Refusal(f"control sequence {hello.control_sequence} is out of range")
+        if hello.control_sequence > MAX_SEQUENCE or hello.epoch > MAX_EPOCH:
+            numbers = f"control sequence {hello.control_sequence}, epoch {hello.epoch}"
+            raise Refusal(f"{numbers}: out of range")
         rank = self.peers.choose_rank(hello)
         if former := self.peers.engine_of_rank.get(rank):
-            self.end(former, PeerEvent.LOST, "was replaced")
-        engine = Engine(sender, hello.uid, rank, self._router.open_slot(), hello, now, hello.state)
+            self.end(former, PeerEvent.LOST, "was replaced", now)
+        slot = self._router.open_slot()
+        engine = Engine(sender, hello.uid, rank, slot, hello, now, hello.state, hello.epoch)
         if is_first:
             self._card_is_new |= card != self._card
             self._card, self._card_frame = card, hello.model_card
             self._requests.block_size = card.block_size
-        self.epoch = max(self.epoch, hello.epoch)
         self._counters.join(engine.uid)
         self._welcome(engine)
         self._control.catch_up(engine, self.peers.engines, now)
         self.peers.add(engine)
-        self._move(engine, PeerEvent.BEHIND if engine.owed else PeerEvent.IN_STEP)
+        is_in_step = self._control.is_in_step(engine) and not engine.owed
+        self._move(engine, PeerEvent.IN_STEP if is_in_step else PeerEvent.BEHIND)
         self._fleet_changed = True
 
     def _welcome(self, peer: Peer) -> None:
@@ -145,7 +147,7 @@ class Sessions:
             incarnation=self._incarnation,
             rank=None if is_client else peer.rank,
             state=self._control.state,
-            epoch=self.epoch,
+            epoch=self._control.weights.epoch,
             control_sequence=self._control.sequence,
             policy=self._config.policy,
             reads_prefixes=self._router.reads_prefixes,
@@ -168,47 +170,60 @@ class Sessions:
         timeout_s = self._config.heartbeat_timeout_s
         stood_still = now - self._ticked_at > timeout_s / 2
         self._ticked_at = now
-        beat = Heartbeat(self._incarnation, state=self._control.state, epoch=self.epoch)
+        state, epoch = self._control.state, self._control.weights.epoch
+        beat = Heartbeat(self._incarnation, state=state, epoch=epoch)
         for peer in list(self.peers.by_identity.values()):
             if stood_still:
                 peer.last_seen = now
             if now - peer.last_seen > timeout_s:
-                self.end(peer, PeerEvent.LOST, f"was silent for {timeout_s:g} s")
+                self.end(peer, PeerEvent.LOST, f"was silent for {timeout_s:g} s", now)
             else:
                 self._outbox.append(Send(peer.identity, beat))
         for engine in self._control.overdue(self.peers.engines, now):
-            self.end(engine, PeerEvent.LOST, "did not carry out a command in time")
+            self.end(engine, PeerEvent.LOST, "did not carry out a command in time", now)
         self._router.advance(now)
 
-    def control_done(self, engine: Engine, message: ControlDone) -> None:
-        """An engine carried out a command: it may have caught up."""
+    def control_done(self, engine: Engine, message: ControlDone, now: float) -> None:
+        """An engine carried out a command: it may have caught up, or fallen behind."""
         before = engine.fleet_state
-        self._control.done(engine, message)
+        self._control.done(engine, message, now)
         self._fleet_changed |= engine.fleet_state is not before
         if engine.state is PeerState.CATCHING_UP:
-            if not message.ok:
+            if not message.ok and message.command is not Command.UPDATE_WEIGHTS:
                 self._refuse(engine.identity, f"did not reach the fleet's state: {message.detail}")
-                self.end(engine, PeerEvent.LOST, "did not reach the fleet's state")
-            elif not engine.owed:
+                self.end(engine, PeerEvent.LOST, "did not reach the fleet's state", now)
+            elif self._control.is_in_step(engine) and not engine.owed:
                 self._move(engine, PeerEvent.IN_STEP)
+        elif not self._control.will_be_in_step(engine):
+            self.end(engine, PeerEvent.LOST, "did not take the fleet's weights", now)
 
     def settle(self, now: float) -> None:
         """After each event: begin the commands whose turn it is, tell clients what changed."""
-        while self._control.is_next_due:
-            command = self._control.start_next(self.peers.engines, now)
-            if command is Command.RESET_PREFIX_CACHE:
-                self._router.clear()
-            else:
+        while self._control.is_next_due or self._control.epoch_moved:
+            if self._control.epoch_moved:
+                self._begin_epoch(now)
+            elif operation := self._control.start_next(self.peers.engines, now):
+                if operation.empties_caches:
+                    self._router.clear()
                 self._fleet_changed = True
         if self._fleet_changed:
             self._announce()
+
+    def _begin_epoch(self, now: float) -> None:
+        """Prompts have other hashes from now on; whoever serves older weights stops."""
+        self._control.epoch_moved = False
+        self._router.clear()
+        self._fleet_changed = True
+        for engine in list(self.peers.engines):
+            if engine.state is PeerState.LIVE and not self._control.will_be_in_step(engine):
+                self.end(engine, PeerEvent.LOST, "has older weights than the fleet", now)
 
     def _announce(self) -> None:
         self._fleet_sequence += 1
         fleet = Fleet(
             sequence=self._fleet_sequence,
             state=self._control.state,
-            epoch=self.epoch,
+            epoch=self._control.weights.epoch,
             policy=self._config.policy,
             reads_prefixes=self._router.reads_prefixes,
             live_ranks=self._router.loads.num_open,
@@ -220,7 +235,7 @@ class Sessions:
 
     # Leaving
 
-    def end(self, peer: Peer, event: PeerEvent, why: str) -> None:
+    def end(self, peer: Peer, event: PeerEvent, why: str, now: float) -> None:
         """This session is over: nothing of it is left behind but what was counted."""
         self._move(peer, event)
         self.peers.remove(peer)
@@ -234,7 +249,7 @@ class Sessions:
         else:
             self._totals.lost_ranks += was_lost
             self._requests.lose_engine(peer, f"{peer} {why}")
-            self._control.forget_engine(peer)
+            self._control.forget_engine(peer, now)
             self._router.close_slot(peer.slot)
             self._fleet_changed = True
 
@@ -258,4 +273,5 @@ class Sessions:
             else:
                 assert self.peers.engine_of_rank[peer.rank] is peer
                 assert peer.state in (PeerState.LIVE, PeerState.CATCHING_UP)
-                assert peer.owed or peer.state is PeerState.LIVE
+                is_live = peer.state is PeerState.LIVE
+                assert peer.owed or is_live or not self._control.is_in_step(peer)

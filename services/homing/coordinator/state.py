@@ -110,7 +110,7 @@ class Coordinator:
             case Unsent(identity, failure):
                 if peer := self.peers.by_identity.get(identity):
                     why = "is not connected" if failure is Failure.GONE else "does not read"
-                    self.sessions.end(peer, PeerEvent.LOST, why)
+                    self.sessions.end(peer, PeerEvent.LOST, why, now)
             case Tick():
                 self.sessions.tick(now)
             case Garbage() | GarbageSubmit():
@@ -145,13 +145,13 @@ class Coordinator:
     ) -> None:
         match message:
             case Output():
-                self._on_output(engine, message, frames)
+                self._on_output(engine, message, frames, now)
             case Heartbeat():
                 self._on_report(engine, message, now)
             case ControlDone():
-                self.sessions.control_done(engine, message)
+                self.sessions.control_done(engine, message, now)
             case Goodbye():
-                self.sessions.end(engine, PeerEvent.LEFT, "left")
+                self.sessions.end(engine, PeerEvent.LEFT, "left", now)
             case _:
                 self._drop(engine, f"{type(message).__name__} is not for an engine to say")
 
@@ -171,11 +171,13 @@ class Coordinator:
                 frame = pack_payload(self.snapshot(now))
                 self._outbox.append(Send(client.identity, StatsReply(message.token, frame)))
             case Goodbye():
-                self.sessions.end(client, PeerEvent.LEFT, "left")
+                self.sessions.end(client, PeerEvent.LEFT, "left", now)
             case _:
                 self._drop(client, f"{type(message).__name__} is not for this client to say")
 
-    def _on_output(self, engine: Engine, output: Output, frames: Sequence[Buffer]) -> None:
+    def _on_output(
+        self, engine: Engine, output: Output, frames: Sequence[Buffer], now: float
+    ) -> None:
         """Constant work per step and client, and per request that ended: deltas are not read."""
         self.totals.outputs += 1
         client = self.peers.client_of_uid.get(output.client)
@@ -185,7 +187,7 @@ class Coordinator:
             except WireError as error:
                 # Requests ended and nobody can tell which: none of them may wait for ever.
                 self._drop(engine, f"finished: {error}")
-                self.sessions.end(engine, PeerEvent.LOST, "sent an unreadable list of ends")
+                self.sessions.end(engine, PeerEvent.LOST, "sent an unreadable list of ends", now)
                 return
             self.requests.finish(engine, client, ends)
         if client is None:
@@ -238,7 +240,7 @@ class Coordinator:
             "uptime_s": now - self._started_at,
             "policy": self._config.policy,
             "state": self.control.state.value,
-            "epoch": self.sessions.epoch,
+            "epoch": self.control.weights.epoch,
             "index_entries": self.index.num_entries,
             **fleet_snapshot(self.peers, self.loads, self.totals, self.counters),
         }

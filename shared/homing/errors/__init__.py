@@ -8,6 +8,7 @@
     ├── Unavailable               no engine can answer now: retry after `retry_after_s`
     │   └── RequestLost               its engines died `max_attempts` times
     ├── NotAllowed                a control command that the fleet's state does not allow
+    ├── CommandFailed             a control command that some rank could not carry out
     ├── ConfigError               a process was started with settings that cannot work
     ├── WireError                 bytes from a peer are not a message: drop them, count them
     └── InternalError             our bug: report it
@@ -18,6 +19,7 @@ Nothing here knows of HTTP: the frontend maps each class to a status, once.
 from __future__ import annotations
 
 __all__ = [
+    "CommandFailed",
     "ConfigError",
     "ContextLengthExceeded",
     "HomingError",
@@ -74,6 +76,11 @@ class RequestLost(Unavailable):
 
 class NotAllowed(HomingError):
     """The fleet's state does not allow this command. Bring it to the state the text names."""
+
+
+class CommandFailed(HomingError):
+    """Some rank could not carry out a command; the text says which and why. Weights that could not
+    be updated are on every rank what they were before."""
 
 
 class ConfigError(HomingError):

@@ -18,6 +18,8 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, Struct
 from typing_extensions import Buffer
 
+from homing.wire.commands import Command, FleetState
+
 PROTOCOL_VERSION = 1
 
 
@@ -46,26 +48,12 @@ class Role(StrEnum):
     CLIENT = "client"
 
 
-class FleetState(StrEnum):
-    """What the fleet, and each engine in it, is doing."""
-
-    RUNNING = "running"
-    PAUSED = "paused"
-
-
-class Command(StrEnum):
-    """What a client may tell the whole fleet to do."""
-
-    PAUSE = "pause"
-    UNPAUSE = "unpause"
-    RESET_PREFIX_CACHE = "reset_prefix_cache"
-
-
 class LostReason(StrEnum):
     """Why no engine will answer an attempt."""
 
     RANK_LOST = "rank_lost"  # the engine died, hung or left: submit again with what was received
     NO_RANK = "no_rank"  # no engine is there to take it
+    ABORTED = "aborted"  # it was being aborted when its engine was lost: it ends as aborted
     OVERLOADED = "overloaded"  # a bounded queue is full: retry later
     INVALID = "invalid"  # the submission cannot be served: do not retry
 
@@ -93,7 +81,10 @@ class Hello(Message, frozen=True):
     control_sequence: Uint = 0
     """Engines: the last control command carried out."""
     model_card: Frame = None
-    """Engines: a `ModelCard`."""
+    """Read. Engines: a `ModelCard`."""
+    weights: Frame = None
+    """Read. Engines: the `UpdateWeights` by which another would get the weights of `epoch`; None
+    when there is none."""
 
 
 class Welcome(Message, frozen=True):

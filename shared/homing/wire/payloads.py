@@ -14,7 +14,7 @@ from msgspec import Struct
 from typing_extensions import Buffer
 
 from homing.errors import WireError
-from homing.wire.messages import FleetState
+from homing.wire.commands import FleetState
 
 
 class FinishReason(StrEnum):
