@@ -55,8 +55,7 @@ def serve(config: EngineConfig) -> None:
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    """End the loop where it stands; it says Goodbye, and clients submit elsewhere what was
-    running."""
+    """End the loop where it stands. It says Goodbye; clients submit elsewhere what was running."""
     log.info("stopping", extra={"signal": signal.Signals(signum).name})
     raise SystemExit(0)
 

@@ -135,8 +135,7 @@ class BlockPool:
                     self._cached[block] = None
 
     def clear_index(self) -> int:
-        """Forget every prefix. Held blocks stay with their holders. Returns how many were
-        indexed."""
+        """Forget every prefix. Held blocks stay held. Returns how many were indexed."""
         num_indexed = len(self._block_of_hash)
         self._hash_of_block = [None] * self.num_blocks
         self._block_of_hash.clear()
@@ -157,8 +156,7 @@ class BlockPool:
     # What tests and an idle engine check
 
     def check(self, holders: Iterable[Sequence[int]]) -> None:
-        """Raise AssertionError unless all books agree with each other and with the holders'
-        blocks."""
+        """Raise AssertionError unless the books agree with each other and with the holders."""
         counted = [0] * self.num_blocks
         for blocks in holders:
             for block in blocks:

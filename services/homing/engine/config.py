@@ -27,8 +27,7 @@ class EngineConfig:
     block_size: int = 16
     """Tokens of a KV block: the grain in which prefixes are shared."""
     max_batch_requests: int = 64
-    """Requests that run at a time; more wait. A larger batch answers more in all, each more
-    slowly."""
+    """Requests that run at a time; more wait. Larger: more answers in all, each more slowly."""
     max_step_tokens: int = 256
     """Tokens computed in one step. More: prompts are read a little faster. Fewer: answers flow more
     evenly beside them."""
@@ -41,8 +40,7 @@ class EngineConfig:
     join_timeout_s: float = 300.0
     """How long to wait for a coordinator that does not answer, before giving up."""
     lifeline_fd: int | None = None
-    """A pipe's read end; when it closes, the process that started this one is gone, and it
-    stops."""
+    """A pipe's read end; when it closes, the parent process is gone, and this one stops."""
     verbose: bool = False
     """Log more."""
 

@@ -23,8 +23,7 @@ def finished_before_start(request: Request) -> Finish | None:
 
 
 def finish_after(request: Request, token: int) -> Finish | None:
-    """Whether its newest token ends a request, and how. An end of sequence at the limit is a
-    stop."""
+    """Whether its newest token ends a request. An end of sequence at the limit is a stop."""
     if request.grammar:
         request.grammar.accept(token)
         if finish := finish_of_grammar(request):

@@ -136,8 +136,7 @@ class Engine:
             self._finish(request, [], finish)
 
     def abort(self, key: RequestKey) -> None:
-        """End a request now, whatever its phase; the next step's outputs say so. Unknown:
-        ignored."""
+        """End a request now, whatever its phase; the next step says so. Unknown ones: ignored."""
         if request := self._requests.get(key):
             self.counters.aborted += 1
             self._finish(request, [], Finish(FinishReason.ABORT))
@@ -194,8 +193,7 @@ class Engine:
     # The loop's body
 
     def step(self) -> list[RequestOutput]:
-        """Run one step. Returns what it brought, and the ends that came about since the last
-        one."""
+        """Run one step. Returns what it brought, and what ended since the last one."""
         self._take_grammars()
         plan = self.scheduler.schedule()
         if plan.chunks:

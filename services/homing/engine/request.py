@@ -30,8 +30,7 @@ RequestKey = Hashable
 """What names a request for whoever submitted it."""
 
 MIN_TEMPERATURE = 1e-5
-"""Below it a request counts as greedy: dividing by it would overflow, and no other token has a
-chance."""
+"""Below it a request is greedy: dividing by it would overflow, and no other token has a chance."""
 
 
 class Phase(Enum):
@@ -60,8 +59,7 @@ _PHASE_AFTER = {
 
 
 class Request:
-    """Mutable, and owned by one engine. Scheduler and block pool move its marks; the engine
-    appends."""
+    """Mutable, and owned by one engine: its scheduler moves the marks, itself appends tokens."""
 
     def __init__(
         self,
@@ -117,8 +115,7 @@ class Request:
         self.block_table = np.zeros(-(-self.max_tokens // block_size), np.int32)
         self.num_blocks = 0
         self.num_shared_tokens = 0
-        """`[0, num_shared_tokens)` lie in blocks that were found in the cache, and are never
-        written."""
+        """`[0, num_shared_tokens)` lie in blocks found in the cache, which are never written."""
         self.num_registered = 0  # how many of its first blocks are in the prefix index
         self.registers_blocks = True
         self.hashes: list[BlockHash] = []

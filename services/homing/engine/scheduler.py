@@ -64,8 +64,7 @@ class Scheduler:
     # The three steps
 
     def schedule(self) -> StepPlan:
-        """The chunks of the next step; none while paused. The requests' blocks are theirs
-        already."""
+        """The next step's chunks, none while paused. Their requests hold all blocks they need."""
         plan = StepPlan()
         if self.paused:
             return plan
@@ -79,8 +78,7 @@ class Scheduler:
         return plan
 
     def _has_room_for_next(self, request: Request) -> bool:
-        """Get the block for the next token, if need be from the newest; False if that is
-        `request`."""
+        """Get the next token's block, if need be from the newest; False if that is `request`."""
         if request.num_computed < request.num_blocks * self._block_size:
             return True
         while not self._pool.num_available:
@@ -179,8 +177,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def computed(self, chunk: Chunk) -> None:
-        """The chunk was run: its tokens count as computed, and blocks that it filled can be
-        shared."""
+        """The chunk was run: its tokens are computed, and blocks that it filled can be shared."""
         request = chunk.request
         request.num_computed = chunk.end
         num_full = chunk.end // self._block_size
@@ -204,8 +201,7 @@ class Scheduler:
         request.change(Change.FINISH)
 
     def clear_prefix_cache(self) -> int:
-        """Forget every prefix; what is running goes on, and enters no more blocks into the
-        index."""
+        """Forget every prefix; what is running goes on, and indexes no more blocks."""
         for request in self.running:
             request.registers_blocks = False
         self._computing.clear()
@@ -234,8 +230,8 @@ class Scheduler:
 
 
 def share_budget(owed: Sequence[int], budget: int) -> list[int]:
-    """How many of the tokens that each prefill owes run in this step; `owed` is oldest first,
-    and not empty.
+    """How many of the tokens that each prefill owes run in this step. `owed` is oldest first, and
+    not empty.
 
     The oldest comes first. But while others owe less than half of what it does, it leaves them half
     of the budget, the shortest first: a short prompt does not wait for the end of a long one, and

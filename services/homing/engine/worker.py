@@ -1,5 +1,7 @@
-"""The engine process's loop: receive, handle, schedule, run, send. One thread; waits only on its
-socket."""
+"""The engine process's loop: receive, handle, schedule, run, send.
+
+One thread, which waits for nothing but its socket.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,7 @@ class Worker:
         self._dealer = dealer
 
     def run(self) -> None:
-        """Serve until an exception, such as SystemExit from a signal, ends it; tell the coordinator
-        then.
+        """Serve until an exception, such as SystemExit from a signal, ends it, and say Goodbye.
 
         A step that fails ends the process: what the model or the cache holds is no longer known. A
         supervisor starts another, and clients submit their requests again.

@@ -16,8 +16,7 @@ vocabulary of 49,152, however many rows there are."""
 
 
 def score(logits: Tensor, chosen: NDArray[np.integer], num_top: int) -> LogProbs:
-    """The log-probabilities of `chosen` [rows] under `logits` [rows, vocab], with `num_top`
-    others."""
+    """Log-probabilities of `chosen` [rows] under `logits` [rows, vocab], and the `num_top` best."""
     num_top = min(num_top, logits.shape[-1])
     result = LogProbs(
         chosen=np.empty(len(chosen), np.float32),

@@ -53,6 +53,5 @@ def _nucleus(probs: Floats, maxima: Floats, top_p: float) -> Ids:
 
 
 def _nucleus_size(ranked: Floats, top_p: float, total: float) -> int:
-    """How many of `ranked` it takes to reach `top_p` of `total`; more than there are, if they do
-    not."""
+    """How many of `ranked` reach `top_p` of `total`; more than there are, if they do not."""
     return int(ranked.cumsum(dtype=np.float64).searchsorted(top_p * total, side="left")) + 1
