@@ -27,6 +27,7 @@ def coordinator_command(config: LaunchConfig, address: str, lifeline_fd: int) ->
         bind=address,
         policy=config.routing_policy,
         alpha=config.routing_alpha,
+        routing_load=config.routing_load,
         prefix_ttl_s=config.prefix_ttl_s,
         max_queued_requests=config.max_queued_requests,
         lifeline_fd=lifeline_fd,

@@ -92,6 +92,10 @@ class LaunchConfig:
     routing_alpha: float = CoordinatorConfig.alpha
     """Weight of load against cached prefix. 0: prefix alone; at 1 one request can outweigh it."""
 
+    routing_load: Literal["requests", "tokens"] = CoordinatorConfig.routing_load
+    """What counts as a rank's load: requests, or the tokens they still need. Tokens suit prompts
+    of mixed lengths."""
+
     prefix_ttl_s: float = CoordinatorConfig.prefix_ttl_s
     """Seconds after which the coordinator forgets a prefix that no request has repeated."""
 
