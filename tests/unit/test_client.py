@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from tests.support.scripted_coordinator import ScriptedCoordinator
 
 from homing.client import Client, Generation, Part
 from homing.errors import (
@@ -25,6 +24,8 @@ from homing.params import SamplingParams
 from homing.prefix import block_hashes
 from homing.wire import (
     Abort,
+    AbortMatched,
+    AbortMatching,
     Command,
     Control,
     ControlDone,
@@ -47,6 +48,7 @@ from homing.wire import (
     TopLogProbs,
     pack_payload,
 )
+from tests.support.scripted_coordinator import ScriptedCoordinator
 
 
 def uint32(*ids: int) -> bytes:
@@ -262,6 +264,37 @@ async def test_an_aborted_request_whose_engine_dies_is_not_submitted_again():
         coordinator.send(peer, Lost(submit.request_id, 0, LostReason.RANK_LOST))
         parts = await parts_of(generation)
         assert parts[-1].finish == Finish(FinishReason.ABORT)
+
+
+async def test_a_request_that_somebody_else_aborted_ends_with_its_engine():
+    async with joined() as (coordinator, client, peer):
+        generation = client.submit(uint32(5), SamplingParams(num_tokens_to_generate=4))
+        _, submit = await coordinator.next(Submit)
+        delta = Delta(submit.request_id, 0, uint32(10), num_cached_tokens=0)
+        coordinator.send(peer, output(client, delta))
+        coordinator.send(peer, Lost(submit.request_id, 0, LostReason.ABORTED))
+        parts = await parts_of(generation)
+        assert [part.token_ids for part in parts] == [[10], []]
+        assert parts[-1].finish == Finish(FinishReason.ABORT)
+
+
+async def test_requests_are_aborted_by_the_digest_of_their_outside_name():
+    async with joined() as (coordinator, client, peer):
+        client.submit(uint32(5), SamplingParams(), external_id="a")
+        client.submit(uint32(5), SamplingParams())
+        _, named = await coordinator.next(Submit)
+        _, nameless = await coordinator.next(Submit)
+        assert nameless.external_digest is None
+        asking = asyncio.create_task(client.abort_matching("a"))
+        _, asked = await coordinator.next(AbortMatching)
+        assert asked.external_digest == named.external_digest
+        coordinator.send(peer, AbortMatched(asked.token, 3))
+        assert await asking == 3
+        asking = asyncio.create_task(client.abort_matching(None))
+        _, asked = await coordinator.next(AbortMatching)
+        assert asked.external_digest is None
+        coordinator.send(peer, AbortMatched(asked.token, 0))
+        assert await asking == 0
 
 
 async def test_a_cancelled_request_is_aborted_and_forgotten():

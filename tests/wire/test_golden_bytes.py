@@ -7,6 +7,8 @@ import pytest
 from homing.wire import (
     PROTOCOL_VERSION,
     Abort,
+    AbortMatched,
+    AbortMatching,
     Command,
     Control,
     ControlDone,
@@ -49,8 +51,8 @@ GOLDEN: list[tuple[Message, str, list[bytes]]] = [
         [b"c", b"\xc0"],
     ),
     (
-        Submit(2**63 - 1, 2, 0, 16, 4, 64, "s", b"prompt", b"sampling", b""),
-        "9806cf7fffffffffffffff0200100440a173",
+        Submit(2**63 - 1, 2, 0, 16, 4, 64, "s", 9, b"prompt", b"sampling", b""),
+        "9906cf7fffffffffffffff0200100440a17309",
         [b"prompt", b"sampling", b""],
     ),
     (Output(7, 2, 1, b"f", b"d"), "9407070201", [b"f", b"d"]),
@@ -69,7 +71,9 @@ GOLDEN: list[tuple[Message, str, list[bytes]]] = [
     ),
     (Stats(4), "920d04", []),
     (StatsReply(4, b"snap"), "920e04", [b"snap"]),
-    (Goodbye(), "910f", []),
+    (Goodbye(), "920fc2", []),
+    (AbortMatching(3, None), "931003c0", []),
+    (AbortMatched(3, 5), "93110305", []),
 ]
 
 

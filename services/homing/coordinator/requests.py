@@ -9,6 +9,7 @@ The rank's load is charged at dispatch and given back at the end, whichever it i
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
@@ -82,6 +83,7 @@ class Requests:
         self._history = history
         self._totals = totals
         self._engine_of_slot: dict[Slot, Engine] = {}
+        self._of_digest: defaultdict[int, set[Request]] = defaultdict(set)  # external digest
         self.block_size: int | None = None
         """Of the fleet's model; None before an engine joined."""
 
@@ -120,6 +122,19 @@ class Requests:
                 self._outbox.append(Forward(request.engine.identity, frames))
             self._move(request, RequestEvent.ABORT_ASKED)
 
+    def abort_matching(self, external_digest: int | None) -> int:
+        """Abort the requests with this digest, whichever client's; None: all. Says how many."""
+        if external_digest is None:
+            engines = self._engine_of_slot.values()
+            matching = [request for engine in engines for request in engine.requests]
+        else:
+            matching = list(self._of_digest.get(external_digest, ()))
+        for request in matching:
+            if request.state is RequestState.RUNNING:
+                self.send_abort(request)
+            self._move(request, RequestEvent.ABORT_ASKED)
+        return len(matching)
+
     def finish(self, engine: Engine, client: Client | None, ends: list[FinishedRequest]) -> None:
         """An engine ended these requests of one client."""
         for end in ends:
@@ -147,9 +162,10 @@ class Requests:
     def lose_engine(self, engine: Engine, why: str) -> None:
         """End all its requests, telling their clients."""
         for request in self.of(engine):
+            aborting = request.state is RequestState.ABORTING
             self._end(request, RequestEvent.ENGINE_GONE)
             self._totals.lost_requests += 1
-            self.send_lost(request, why)
+            self.send_lost(request, why, LostReason.ABORTED if aborting else LostReason.RANK_LOST)
         if self._engine_of_slot.pop(engine.slot, None):
             self._router.close(engine.slot)
 
@@ -200,10 +216,14 @@ class Requests:
             digests = split_digests(bytes(submit.block_hashes))
         decision = self._router.route(digests, submit.num_prompt_tokens, block_size, now)
         engine = self._engine_of_slot[decision.slot]
-        request = Request(client, engine, submit.request_id, submit.attempt, decision)
+        request = Request(
+            client, engine, submit.request_id, submit.attempt, decision, submit.external_digest
+        )
         self._move(request, RequestEvent.DISPATCHED)
         client.requests[submit.request_id] = request
         engine.requests.add(request)
+        if request.external_digest is not None:
+            self._of_digest[request.external_digest].add(request)
         self._totals.dispatched += 1
         self._totals.dispatched_to_rank[engine.rank] += 1
         self._outbox.append(Forward(engine.identity, [*frames[:-1], NIL]))
@@ -214,9 +234,10 @@ class Requests:
         self._totals.refused[reason.value] += 1
         self._answer_lost(client, request_id, attempt, reason, detail)
 
-    def send_lost(self, request: Request, why: str) -> None:
-        ids = request.request_id, request.attempt
-        self._answer_lost(request.client, *ids, LostReason.RANK_LOST, why)
+    def send_lost(
+        self, request: Request, why: str, reason: LostReason = LostReason.RANK_LOST
+    ) -> None:
+        self._answer_lost(request.client, request.request_id, request.attempt, reason, why)
 
     def _answer_lost(
         self, client: Client, request_id: int, attempt: int, reason: LostReason, detail: str
@@ -235,8 +256,16 @@ class Requests:
         self._move(request, event)
         del request.client.requests[request.request_id]
         request.engine.requests.remove(request)
+        if request.external_digest is not None:
+            self._forget_digest(request.external_digest, request)
         num_generated = _sane(end.num_generated_tokens) if end and end.reason in WHOLE else None
         self._router.end(request.decision, num_generated)
+
+    def _forget_digest(self, digest: int, request: Request) -> None:
+        same = self._of_digest[digest]
+        same.remove(request)
+        if not same:
+            del self._of_digest[digest]
 
     def _move(self, request: Request, event: RequestEvent) -> None:
         self._history.note(request, event)
@@ -247,6 +276,8 @@ class Requests:
         of_clients = {request for client in clients for request in client.requests.values()}
         of_engines = {request for engine in engines for request in engine.requests}
         assert of_clients == of_engines
+        named = {request for request in of_clients if request.external_digest is not None}
+        assert named == {request for same in self._of_digest.values() for request in same}
         assert self._loads.total == sum(request.decision.load for request in of_clients)
         for request in of_clients:
             assert request.client.requests[request.request_id] is request

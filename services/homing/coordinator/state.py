@@ -44,6 +44,8 @@ from homing.coordinator.totals import ReportedCounters, Totals, read_counters, r
 from homing.errors import WireError
 from homing.wire import (
     Abort,
+    AbortMatched,
+    AbortMatching,
     Control,
     ControlDone,
     FinishedRequest,
@@ -165,6 +167,9 @@ class Coordinator:
                 self._count(client, message)
             case Abort() if message.client == client.uid:
                 self.requests.abort(client, message, frames)
+            case AbortMatching():
+                count = self.requests.abort_matching(message.external_digest)
+                self._outbox.append(Send(client.identity, AbortMatched(message.token, count)))
             case Control():
                 self.control.request(client, message)
             case Stats():

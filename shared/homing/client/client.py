@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
 from itertools import count
 from typing import Any
 
@@ -103,9 +104,16 @@ class Client:
         self._fail_all(Unavailable("the client was closed: its process is shutting down"))
 
     def submit(
-        self, prompt_tokens: bytes, params: SamplingParams, *, cache_salt: str = ""
+        self,
+        prompt_tokens: bytes,
+        params: SamplingParams,
+        *,
+        cache_salt: str = "",
+        external_id: str | None = None,
     ) -> Generation:
         """Start a generation from `prompt_tokens` (little-endian uint32).
+
+        external_id: a name, not necessarily unique, for any client's `abort_matching`.
 
         Raises `InvalidRequest`, `ContextLengthExceeded`, `Overloaded` or `Unavailable` without
         having started anything. What goes wrong later is raised by iterating the result.
@@ -122,6 +130,7 @@ class Client:
             prompt_tokens,
             params,
             cache_salt=cache_salt,
+            external_digest=None if external_id is None else _external_digest(external_id),
             max_new_tokens=max_new_tokens,
             send_abort=self._send_abort,
             forget=self._forget,
@@ -144,6 +153,15 @@ class Client:
         """
         return await self._session.control(command, arguments, timeout_s)
 
+    async def abort_matching(self, external_id: str | None, *, timeout_s: float = 5.0) -> int:
+        """Abort the requests of this name, whichever client submitted them; None: all of the fleet.
+
+        Returns how many there were. Each ends as `Generation.abort` would end it. Raises
+        `Unavailable`.
+        """
+        digest = None if external_id is None else _external_digest(external_id)
+        return await self._session.abort_matching(digest, timeout_s)
+
     async def stats(self, *, timeout_s: float = 5.0) -> dict[str, Any]:
         """The coordinator's snapshot of the fleet; docs/wire.md lists its keys."""
         return await self._session.stats(timeout_s)
@@ -161,7 +179,7 @@ class Client:
                     generation.receive(delta)
 
     def _on_lost(self, generation: Generation, lost: Lost) -> None:
-        if generation.abort_asked:
+        if generation.abort_asked or lost.reason is LostReason.ABORTED:
             generation.end_aborted()
         elif lost.reason is LostReason.RANK_LOST:
             generation.engine_losses += 1
@@ -233,6 +251,7 @@ class Client:
                 num_resumed_tokens=generation.num_resumed_tokens,
                 max_new_tokens=generation.max_new_tokens,
                 cache_salt=generation.cache_salt,
+                external_digest=generation.external_digest,
                 prompt=tokens,
                 sampling=generation.params.to_bytes(),
                 block_hashes=self._routing_hashes(tokens, generation.cache_salt),
@@ -281,6 +300,11 @@ def check_request(
             field="prompt",
         )
     return room if wanted is None else wanted
+
+
+def _external_digest(external_id: str) -> int:
+    """63 bits."""
+    return int.from_bytes(blake2b(external_id.encode(), digest_size=8).digest()) >> 1
 
 
 def _error_of(lost: Lost) -> HomingError:

@@ -52,6 +52,7 @@ class Generation:
         params: SamplingParams,
         *,
         cache_salt: str,
+        external_digest: int | None,
         max_new_tokens: int,
         send_abort: Callable[[Generation], None],
         forget: Callable[[Generation], None],
@@ -61,6 +62,7 @@ class Generation:
         self.engine_losses = 0
         """Attempts that ended because their engine died."""
         self.cache_salt = cache_salt
+        self.external_digest = external_digest
         self.abort_asked = False
         self._prompt = prompt
         self._params = params

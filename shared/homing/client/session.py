@@ -23,6 +23,8 @@ from homing.errors import ConfigError, HomingError, NotAllowed, Unavailable, Wir
 from homing.transport import AsyncDealer, peer_identity
 from homing.wire import (
     PROTOCOL_VERSION,
+    AbortMatched,
+    AbortMatching,
     Command,
     Control,
     ControlDone,
@@ -152,6 +154,9 @@ class Session:
     async def stats(self, timeout_s: float) -> dict[str, Any]:
         return await self._ask(lambda n: Stats(n), timeout_s)
 
+    async def abort_matching(self, external_digest: int | None, timeout_s: float) -> int:
+        return await self._ask(lambda n: AbortMatching(n, external_digest), timeout_s)
+
     async def _ask(self, question: Callable[[int], Message], timeout_s: float) -> Any:
         if not self.fleet.connected:
             raise Unavailable("the coordinator does not answer")
@@ -206,6 +211,8 @@ class Session:
                 self._answer(
                     message.token, read_payload(message.snapshot or b"\x80", dict[str, Any])
                 )
+            case AbortMatched():
+                self._answer(message.token, message.num_requests)
             case Rejoin():
                 self._on_rejoin()
             case Refused():

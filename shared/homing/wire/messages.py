@@ -51,7 +51,8 @@ class Role(StrEnum):
 class LostReason(StrEnum):
     """Why no engine will answer an attempt."""
 
-    RANK_LOST = "rank_lost"  # the engine died, hung or left: submit again with what was received
+    RANK_LOST = "rank_lost"  # the engine died or hung, perhaps of this: submit again, a few times
+    RANK_LEFT = "rank_left"  # the engine went on purpose: submit again with what was received
     NO_RANK = "no_rank"  # no engine is there to take it
     ABORTED = "aborted"  # it was being aborted when its engine was lost: it ends as aborted
     OVERLOADED = "overloaded"  # a bounded queue is full: retry later
@@ -159,6 +160,8 @@ class Submit(Message, frozen=True):
     """Most tokens to generate in this attempt: what the request may cost."""
     cache_salt: Name = ""
     """Keeps the prefix cache of one tenant apart; part of the hashes."""
+    external_digest: Uint | None = None
+    """Of the name that the request has outside; None: it has none. Need not be unique."""
     prompt: Frame = None
     """Token ids, little-endian uint32."""
     sampling: Frame = None
@@ -263,13 +266,55 @@ class StatsReply(Message, frozen=True):
 
 
 class Goodbye(Message, frozen=True):
-    """Peer -> coordinator: leaving on purpose. A client's requests are aborted."""
+    """Peer -> coordinator: leaving. A client's requests are aborted."""
 
     TAG: ClassVar[int] = 15
+    failed: bool = False
+    """Engines: not on purpose but for an error, which what it was working on may have caused."""
+
+
+class AbortMatching(Message, frozen=True):
+    """Client -> coordinator: abort requests, whichever client's they are. Each is answered, to its
+    own client, by its last Output."""
+
+    TAG: ClassVar[int] = 16
+    token: Uint
+    """Comes back in the reply."""
+    external_digest: Uint | None
+    """Of those to abort; None: all."""
+
+
+class AbortMatched(Message, frozen=True):
+    """Coordinator -> client: the engines were told."""
+
+    TAG: ClassVar[int] = 17
+    token: Uint
+    num_requests: Uint
+    """How many there were, those included that were being aborted already."""
 
 
 ToCoordinator = (
-    Hello | Submit | Output | Abort | Control | ControlDone | Heartbeat | Stats | Goodbye
+    Hello
+    | Submit
+    | Output
+    | Abort
+    | AbortMatching
+    | Control
+    | ControlDone
+    | Heartbeat
+    | Stats
+    | Goodbye
 )
 ToEngine = Welcome | Refused | Rejoin | Submit | Abort | Control | Heartbeat
-ToClient = Welcome | Refused | Rejoin | Fleet | Output | Lost | ControlDone | Heartbeat | StatsReply
+ToClient = (
+    Welcome
+    | Refused
+    | Rejoin
+    | Fleet
+    | Output
+    | Lost
+    | AbortMatched
+    | ControlDone
+    | Heartbeat
+    | StatsReply
+)
