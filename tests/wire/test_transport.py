@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -80,6 +81,22 @@ def test_a_burst_is_bounded_so_that_the_loop_gets_its_turn():
         assert burst <= MAX_BURST
         received += burst
     dealer.close()
+    router.close()
+
+
+def test_another_thread_can_wake_a_dealer_that_waits():
+    router = Router("tcp://127.0.0.1:0", send_queue=0)
+    dealer = Dealer(router.address, IDENTITY)
+    waker = threading.Timer(0.05, dealer.wake)
+    waker.start()
+    start = time.monotonic()
+    assert list(dealer.receive(10)) == []
+    assert time.monotonic() - start < 5
+    waker.join()
+    for _ in range(100_000):  # more than the pipe behind it holds
+        dealer.wake()
+    dealer.close()
+    dealer.wake()
     router.close()
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 MAX_MASK_S = 0.05
 """CPU time for one mask: the engine's loop waits for it, and every request with it. Ordinary
-grammars take 6 us at the median and 0.5 ms at the 99th percentile (vocabulary of 49,152)."""
+schemas take 0.05 ms on average and 0.6 ms at the 99th percentile (vocabulary of 49,152)."""
 
 
 class CompiledGrammar:

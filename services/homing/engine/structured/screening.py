@@ -51,7 +51,7 @@ class Screening:
     def translate(self, definition: StructuredOutput) -> str:
         """The definition in the library's format. Raises InvalidRequest if it has none, or costs
         too much."""
-        child = self._child = self._child or _start()
+        child = self._live_child()
         assert child.stdin is not None
         assert child.stdout is not None
         kind, text = _as_text(definition)
@@ -60,12 +60,17 @@ class Screening:
             child.stdin.flush()
         reply = child.stdout.readline()
         if not reply:
-            self.close()
-            raise invalid("it takes too much time or memory to compile")
+            raise _why_it_died(child.wait())
         result = json.loads(reply)
         if "error" in result:
             raise invalid(result["error"])
         return result["grammar"]
+
+    def _live_child(self) -> subprocess.Popen[bytes]:
+        if self._child and self._child.poll() is not None:
+            self.close()
+        self._child = self._child or _start()
+        return self._child
 
     def kill(self) -> None:
         """Kill the child, from any thread: a `translate` that waits for it fails."""
@@ -88,6 +93,14 @@ def _start() -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # a traceback of the child's would name a stranger's schema
     )
+
+
+def _why_it_died(exit_code: int) -> Exception:
+    if exit_code >= 0:
+        return RuntimeError(f"the screening process ended with exit code {exit_code}")
+    if exit_code == -signal.SIGPROF:
+        return invalid(f"it takes more than {MAX_COMPILE_S:g} s to compile")
+    return invalid("it takes too much memory to compile")
 
 
 def _as_text(definition: StructuredOutput) -> tuple[str, str]:
@@ -113,7 +126,7 @@ def main() -> None:
             error = LLMatcher(vocabulary, grammar, log_level=0, limits=LIMITS).get_error()
             reply = {"error": error[:MAX_ERROR_CHARACTERS]} if error else {"grammar": grammar}
         except Exception as failure:  # of any type: the translators are fed by strangers
-            reply = {"error": str(failure)[:MAX_ERROR_CHARACTERS]}
+            reply = {"error": (str(failure) or repr(failure))[:MAX_ERROR_CHARACTERS]}
         signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.write(json.dumps(reply) + "\n")
         sys.stdout.flush()
