@@ -8,7 +8,8 @@ from dataclasses import asdict
 import pytest
 
 from homing.bench.replay.costs import decision_cost, index_cost
-from homing.bench.replay.simulation import ReplayResult
+from homing.bench.replay.ranks import StepCost
+from homing.bench.replay.simulation import Replay, ReplayConfig, ReplayResult
 from homing.bench.route import (
     RouteBenchConfig,
     load_workload,
@@ -17,6 +18,7 @@ from homing.bench.route import (
     replay,
     routing_config,
 )
+from homing.coordinator.loads import Slot
 from homing.errors import ConfigError
 
 SLICE = RouteBenchConfig(limit=2000)
@@ -116,6 +118,19 @@ def test_larger_fleets_replay_disjoint_copies_at_the_same_rate_for_each_rank() -
     assert len(blocks) == 4 * len(
         {block for s in one.sessions for turn in s.turns for block in turn.block_ids}
     )
+
+
+def test_work_learns_which_rank_is_slow_and_spares_it() -> None:
+    """Rank 0 of four takes three times as long; nobody says so but its reports."""
+    config = RouteBenchConfig()
+    workload = load_workload(config, "multi-turn", 4)
+    routing = routing_config(config, "work", 4)
+    slow = Replay(workload, ReplayConfig(routing, 4, num_slow_ranks=1), StepCost())
+    slow.run()
+    assert slow.router.backlog is not None
+    factors = [slow.router.backlog.model.factor(Slot(slot)) for slot in range(4)]
+    assert factors[0] / factors[1] == pytest.approx(3.0, rel=0.3)
+    assert factors[1:] == pytest.approx([factors[1]] * 3, rel=0.3)
 
 
 # What routing costs

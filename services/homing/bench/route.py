@@ -73,6 +73,8 @@ class RouteBenchConfig:
     """Of prefix_affinity."""
     prefix_ttl_s: float = 300.0
     """Seconds of the trace until an unrepeated prefix is forgotten."""
+    slow_ranks: int = 0
+    """So many ranks take three times as long for everything."""
     seed: int = 7
     """Of the generated traces."""
     costs: bool = False
@@ -171,7 +173,8 @@ def replay(
     gc.disable()  # a collection's pause would be counted as some decision's
     try:
         routing = routing_config(config, policy, num_ranks)
-        return Replay(workload, ReplayConfig(routing, num_ranks), StepCost()).run()
+        replay_config = ReplayConfig(routing, num_ranks, config.slow_ranks)
+        return Replay(workload, replay_config, StepCost()).run()
     finally:
         gc.enable()
 

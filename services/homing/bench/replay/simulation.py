@@ -21,6 +21,8 @@ from homing.errors import ConfigError
 
 TOKENS_SUFFIX = "/tokens"
 
+SLOWNESS = 3.0
+
 BLOCK_TOKENS = 16
 """The router's blocks: the engines' default."""
 
@@ -29,6 +31,8 @@ BLOCK_TOKENS = 16
 class ReplayConfig:
     routing: RoutingConfig
     num_ranks: int
+    num_slow_ranks: int = 0
+    """So many of the ranks take `SLOWNESS` times as long for a step."""
     report_s: float = 0.5
     """How often engines report."""
 
@@ -75,17 +79,18 @@ class Replay:
     def __init__(self, workload: Workload, config: ReplayConfig, cost: StepCost) -> None:
         self._workload = workload
         self._config = config
-        self._router = RankRouter(
+        self.router = RankRouter(
             # The trace's time is compressed, and so is what depends on it.
             replace(config.routing, prefix_ttl_s=config.routing.prefix_ttl_s / workload.time_scale),
             now=0.0,
         )
         self._rank_of_slot: dict[Slot, SimulatedRank] = {}
-        for _ in range(config.num_ranks):
-            slot = self._router.open_slot()
-            self._router.open(slot)
+        for number in range(config.num_ranks):
+            slot = self.router.open_slot()
+            self.router.open(slot)
+            slowness = SLOWNESS if number < config.num_slow_ranks else 1.0
             self._rank_of_slot[slot] = SimulatedRank(
-                workload.kv_tokens, workload.block_tokens, cost
+                workload.kv_tokens, workload.block_tokens, cost, slowness=slowness
             )
         self._events: list[tuple[float, int, Slot | tuple[int, int] | None]] = []
         self._order = count()
@@ -97,7 +102,7 @@ class Replay:
     def run(self) -> ReplayResult:
         for number, session in enumerate(self._workload.sessions):
             self._at(session.start_s, (number, 0))
-        if self._router.backlog:
+        if self.router.backlog:
             self._at(self._config.report_s, None)
         while self._unfinished:
             now, _, event = heappop(self._events)
@@ -113,7 +118,7 @@ class Replay:
         heappush(self._events, (when, next(self._order), event))
 
     def _send(self, session: int, number: int, now: float) -> None:
-        workload, router = self._workload, self._router
+        workload, router = self._workload, self.router
         turn = workload.sessions[session].turns[number]
         own_id = session << 16 | number
         digests = None
@@ -133,7 +138,7 @@ class Replay:
         if rank.step is None or rank.step.ends != now:
             return  # that run of steps was cut
         for job in rank.end_step():
-            self._router.end(job.decision, job.turn.num_output_tokens)
+            self.router.end(job.decision, job.turn.num_output_tokens)
             self._jobs.append(job)
             self._unfinished -= 1
             session, number = job.place
@@ -144,7 +149,7 @@ class Replay:
 
     def _report(self, now: float) -> None:
         for slot, rank in self._rank_of_slot.items():
-            self._router.reported(slot, rank.report(), now)
+            self.router.reported(slot, rank.report(), now)
         self._at(now + self._config.report_s, None)
 
     def _result(self) -> ReplayResult:
