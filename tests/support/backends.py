@@ -14,6 +14,7 @@ from torch import Tensor
 
 from homing.engine.kernels.build import NoCompiler, load_library
 from homing.engine.kernels.decoder import CDecoder
+from homing.engine.kernels.packed import PackedWeights
 from homing.engine.models import Model
 from homing.engine.models.checkpoint import Checkpoint
 from homing.engine.models.config import read_config
@@ -39,7 +40,8 @@ def load_backend(
             library = load_library(CACHE_DIR)
         except NoCompiler as error:
             pytest.skip(str(error))
-        return CDecoder(library, config, checkpoint, torch_dtype, num_threads, lambda layer: None)
+        packed = PackedWeights.of(checkpoint, lambda layer: None)
+        return CDecoder(library, config, packed, torch_dtype, num_threads)
 
 
 def demo_files() -> ModelFiles:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from homing.engine.kernels.packing import PANEL, interleave_gate_up, pack
+from homing.engine.kernels.packing import (
+    PANEL,
+    interleave_gate_up,
+    pack,
+    part_gate_up,
+    unpack,
+)
 
 
 def test_an_fp32_panel_holds_16_outputs_column_by_column() -> None:
@@ -36,3 +43,11 @@ def test_gate_and_up_alternate_in_groups_of_8() -> None:
     gate, up = torch.zeros(24, 4), torch.ones(24, 4)
     kinds = interleave_gate_up(torch.cat([gate, up]))[:, 0].view(-1, 8)
     assert kinds.tolist() == [[0.0] * 8, [1.0] * 8] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_unpacking_gives_back_what_was_packed(dtype: torch.dtype) -> None:
+    weight = torch.randn(40, 32).to(dtype)
+    assert torch.equal(unpack(pack(weight), 40, dtype), weight)
+    gate_up = torch.randn(64, 8).to(dtype)
+    assert torch.equal(part_gate_up(interleave_gate_up(gate_up)), gate_up)

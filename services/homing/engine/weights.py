@@ -22,6 +22,7 @@ import torch
 from homing.engine.file_cache import build_once
 from homing.engine.kernels.build import NoCompiler, load_library
 from homing.engine.kernels.decoder import CDecoder, why_unsupported
+from homing.engine.kernels.packed import PackedWeights
 from homing.engine.models import Model
 from homing.engine.models.checkpoint import Checkpoint
 from homing.engine.models.config import DecoderConfig, read_config
@@ -100,7 +101,8 @@ def load_model(
         library = _kernels(config, torch_dtype, cache_dir or default_cache_dir({}))
         if library is None:
             return TorchDecoder(config, checkpoint, torch_dtype, on_layer)
-        return CDecoder(library, config, checkpoint, torch_dtype, num_threads, on_layer)
+        packed = PackedWeights.of(checkpoint, on_layer)
+        return CDecoder(library, config, packed, torch_dtype, num_threads)
 
 
 def _kernels(config: DecoderConfig, dtype: torch.dtype, cache_dir: Path) -> ctypes.CDLL | None:

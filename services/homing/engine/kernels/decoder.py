@@ -1,20 +1,22 @@
-"""The decoder of the Llama family on C kernels: packs the weights, then one ctypes call a step."""
+"""The decoder of the Llama family on C kernels: one ctypes call a step."""
 
 from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from homing.engine.batch import Batch
 from homing.engine.kernels import c_structs
-from homing.engine.kernels.packing import PANEL, interleave_gate_up, pack
+from homing.engine.kernels.packed import PackedLayer, PackedWeights
+from homing.engine.kernels.packing import PANEL
 from homing.engine.kv_cache import KVCache
 from homing.engine.models import ModelShape
-from homing.engine.models.checkpoint import Checkpoint, LayerWeights
+from homing.engine.models.checkpoint import DecoderWeights, parameter_shapes
 from homing.engine.models.config import DecoderConfig
 from homing.engine.models.rope import rope_tables
 
@@ -34,25 +36,53 @@ def why_unsupported(config: DecoderConfig, dtype: torch.dtype) -> str | None:
 
 
 class CDecoder:
-    """See `homing.engine.models.Model`. Owns the packed weights and the C workspace."""
+    """See `homing.engine.models.Model`. Owns its packed weights, and the C workspace together with
+    the models that it was updated to: they do not compute at the same time."""
 
     def __init__(
         self,
         library: ctypes.CDLL,
         config: DecoderConfig,
-        checkpoint: Checkpoint,
+        weights: PackedWeights,
         dtype: torch.dtype,
         num_threads: int,
-        on_layer: Callable[[int], None],
+        workspace: Workspace | None = None,
     ) -> None:
         self.shape: ModelShape = config.shape(dtype)
         self._library = library
+        self._config = config
+        self._weights = weights
         self._num_threads = num_threads
-        self._tensors: list[Tensor] = []  # keeps alive what the C structs point to
-        self._model = self._build_model(config, checkpoint, on_layer)
-        library.new_workspace.restype = ctypes.c_void_p
-        self._workspace = ctypes.c_void_p(library.new_workspace())
-        weakref.finalize(self, library.free_workspace, self._workspace)
+        self._workspace = workspace or Workspace(library)
+        self._rope = rope_tables(
+            config.rope, head_dim=config.head_dim, num_positions=config.max_context_tokens
+        )
+        self._model = self._build_model()
+
+    @property
+    def parameter_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return parameter_shapes(self._config)
+
+    @property
+    def memory(self) -> Sequence[Tensor]:
+        return list(self._weights.tensors)
+
+    def updated(self, parameters: Mapping[str, Tensor]) -> CDecoder:
+        merged = DecoderWeights(
+            self._config,
+            self.shape.dtype,
+            _Overlay(parameters, self._config, self._weights, self.shape.dtype),
+            origin="the update",
+        )
+        weights = self._weights.updated(self._config, merged, parameters.keys())
+        return CDecoder(
+            self._library,
+            self._config,
+            weights,
+            self.shape.dtype,
+            self._num_threads,
+            self._workspace,
+        )
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         logits = torch.empty(len(batch.selected), self.shape.vocab_size)
@@ -72,21 +102,22 @@ class CDecoder:
             logits=logits.data_ptr(),
         )
         self._library.run_step(
-            ctypes.byref(self._model), ctypes.byref(step), self._workspace, self._num_threads
+            ctypes.byref(self._model),
+            ctypes.byref(step),
+            self._workspace.pointer,
+            self._num_threads,
         )
         return logits
 
-    def _build_model(
-        self, config: DecoderConfig, checkpoint: Checkpoint, on_layer: Callable[[int], None]
-    ) -> c_structs.Model:
+    def _build_model(self) -> c_structs.Model:
+        """Its pointers are good for as long as `self._weights` and `self._rope` live."""
+        config, weights = self._config, self._weights
+        cosines, sines = self._rope
         windows = sorted({window or 0 for window in config.windows})
         layers = (c_structs.Layer * config.num_layers)()
-        for index, weights in enumerate(checkpoint.layers(on_layer)):
+        for index, layer in enumerate(weights.layers):
             window_index = windows.index(config.windows[index] or 0)
-            layers[index] = self._build_layer(weights, window_index)
-        cosines, sines = rope_tables(
-            config.rope, head_dim=config.head_dim, num_positions=config.max_context_tokens
-        )
+            layers[index] = self._build_layer(layer, window_index)
         return c_structs.Model(
             dtype=C_DTYPES[self.shape.dtype],
             num_layers=config.num_layers,
@@ -100,42 +131,73 @@ class CDecoder:
             norm_eps=config.rms_norm_eps,
             scale=config.head_dim**-0.5,
             layers=layers,
-            embedding=self._keep(checkpoint.embedding()),
-            final_norm=self._keep(checkpoint.final_norm().float()),
-            cosines=self._keep(cosines),
-            sines=self._keep(sines),
-            head=self._linear(checkpoint.head()),
+            embedding=weights.embedding.data_ptr(),
+            final_norm=weights.final_norm.data_ptr(),
+            cosines=cosines.data_ptr(),
+            sines=sines.data_ptr(),
+            head=_linear(weights.head, config.vocab_size, config.hidden_size),
         )
 
-    def _build_layer(self, weights: LayerWeights, window_index: int) -> c_structs.Layer:
+    def _build_layer(self, layer: PackedLayer, window_index: int) -> c_structs.Layer:
+        config = self._config
+        hidden, inner = config.hidden_size, config.intermediate_size
+        attended = config.num_heads * config.head_dim
+        qkv = attended + 2 * config.num_kv_heads * config.head_dim
         return c_structs.Layer(
-            attention_norm=self._keep(weights.attention_norm.float()),
-            query_norm=self._keep_optional(weights.query_norm),
-            key_norm=self._keep_optional(weights.key_norm),
-            mlp_norm=self._keep(weights.mlp_norm.float()),
-            qkv=self._linear(weights.qkv, weights.qkv_bias),
-            output=self._linear(weights.output),
-            gate_up=self._linear(interleave_gate_up(weights.gate_up)),
-            down=self._linear(weights.down),
+            attention_norm=layer.attention_norm.data_ptr(),
+            query_norm=_pointer(layer.query_norm),
+            key_norm=_pointer(layer.key_norm),
+            mlp_norm=layer.mlp_norm.data_ptr(),
+            qkv=_linear(layer.qkv, qkv, hidden, layer.qkv_bias),
+            output=_linear(layer.output, hidden, attended),
+            gate_up=_linear(layer.gate_up, 2 * inner, hidden),
+            down=_linear(layer.down, hidden, inner),
             window_index=window_index,
         )
 
-    def _linear(self, weight: Tensor, bias: Tensor | None = None) -> c_structs.Linear:
-        outputs, inputs = weight.shape
-        return c_structs.Linear(
-            packed=self._keep(pack(weight)),
-            bias=self._keep_optional(bias),
-            n=outputs,
-            k=inputs,
-        )
 
-    def _keep_optional(self, tensor: Tensor | None) -> int | None:
-        return None if tensor is None else self._keep(tensor.float())
+class Workspace:
+    """The C code's scratch memory; freed with this object."""
 
-    def _keep(self, tensor: Tensor) -> int:
-        tensor = tensor.contiguous()
-        self._tensors.append(tensor)
-        return tensor.data_ptr()
+    def __init__(self, library: ctypes.CDLL) -> None:
+        library.new_workspace.restype = ctypes.c_void_p
+        self.pointer = ctypes.c_void_p(library.new_workspace())
+        weakref.finalize(self, library.free_workspace, self.pointer)
+
+
+class _Overlay(Mapping[str, Tensor]):
+    """Hugging Face name -> the new tensor where there is one, else the old one, unpacked."""
+
+    def __init__(
+        self,
+        new: Mapping[str, Tensor],
+        config: DecoderConfig,
+        old: PackedWeights,
+        dtype: torch.dtype,
+    ) -> None:
+        self._new = new
+        self._old_layer = cache(lambda index: old.layer_parameters(config, index, dtype))
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self._new:
+            return self._new[name]
+        return self._old_layer(int(name.removeprefix("model.layers.").split(".")[0]))[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._new)
+
+    def __len__(self) -> int:
+        return len(self._new)
+
+
+def _linear(
+    packed: Tensor, outputs: int, inputs: int, bias: Tensor | None = None
+) -> c_structs.Linear:
+    return c_structs.Linear(packed=packed.data_ptr(), bias=_pointer(bias), n=outputs, k=inputs)
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _pointers(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:

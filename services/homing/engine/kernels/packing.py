@@ -21,9 +21,21 @@ def pack(weight: Tensor) -> Tensor:
     return panels
 
 
+def unpack(panels: Tensor, num_outputs: int, dtype: torch.dtype) -> Tensor:
+    """What was packed, of `dtype`: [out, in]."""
+    rows = panels.transpose(1, 2).flatten(0, 1).contiguous()
+    return rows.view(dtype)[:num_outputs]
+
+
 def interleave_gate_up(gate_up: Tensor) -> Tensor:
     """Rows of gate, then of up -> 8 of gate, the same 8 of up, and so on: one panel a group."""
     gate, up = gate_up.chunk(2)
     half = PANEL // 2
     pairs = torch.stack([gate.unflatten(0, (-1, half)), up.unflatten(0, (-1, half))], dim=1)
     return pairs.flatten(0, 2)
+
+
+def part_gate_up(interleaved: Tensor) -> Tensor:
+    """Undo `interleave_gate_up`."""
+    groups = interleaved.unflatten(0, (-1, 2, PANEL // 2))
+    return groups.transpose(0, 1).flatten(0, 2)

@@ -7,6 +7,7 @@ one runs is chosen once, in `homing.engine.weights.load_model`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -44,4 +45,22 @@ class Model(Protocol):
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """Write the batch's keys and values to `cache`; fp32 logits [selected, vocab_size]."""
+        ...
+
+    @property
+    def parameter_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Hugging Face name -> shape of every parameter."""
+        ...
+
+    def updated(self, parameters: Mapping[str, Tensor]) -> Model:
+        """A model with these parameters, of checked names and shapes, and this one's for the rest.
+
+        May be called on another thread while this one computes, and leaves it as it is. The new
+        model has no memory in common with `parameters`; it may with this one.
+        """
+        ...
+
+    @property
+    def memory(self) -> Sequence[Tensor]:
+        """All that its weights lie in."""
         ...

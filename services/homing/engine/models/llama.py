@@ -9,7 +9,7 @@ fraction of their speed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,7 +20,12 @@ from homing.engine.attention.reference import paged_attention, write_cache
 from homing.engine.batch import Batch
 from homing.engine.kv_cache import KVCache
 from homing.engine.models import ModelShape
-from homing.engine.models.checkpoint import Checkpoint, LayerWeights
+from homing.engine.models.checkpoint import (
+    DecoderWeights,
+    LayerWeights,
+    layer_parameters,
+    parameter_shapes,
+)
 from homing.engine.models.config import DecoderConfig
 from homing.engine.models.rope import rope_tables
 
@@ -35,19 +40,41 @@ class TorchDecoder:
     def __init__(
         self,
         config: DecoderConfig,
-        checkpoint: Checkpoint,
+        checkpoint: DecoderWeights,
         dtype: torch.dtype,
         on_layer: Callable[[int], None],
     ) -> None:
         self.shape: ModelShape = config.shape(dtype)
         self._config = config
-        self._embedding = checkpoint.embedding().float()
+        self._embedding = _fp32(checkpoint.embedding())
         self._layers = [_in_fp32(layer) for layer in checkpoint.layers(on_layer)]
-        self._final_norm = checkpoint.final_norm().float()
-        self._head = self._embedding if config.tied_head else checkpoint.head().float()
+        self._final_norm = _fp32(checkpoint.final_norm())
+        self._head = self._embedding if config.tied_head else _fp32(checkpoint.head())
         self._cosines, self._sines = rope_tables(
             config.rope, head_dim=config.head_dim, num_positions=config.max_context_tokens
         )
+
+    @property
+    def parameter_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return parameter_shapes(self._config)
+
+    @property
+    def memory(self) -> Sequence[Tensor]:
+        layers = [tensor for layer in self._layers for tensor in vars(layer).values()]
+        tensors = (self._embedding, self._final_norm, self._head, *layers)
+        return list({id(tensor): tensor for tensor in tensors if tensor is not None}.values())
+
+    def updated(self, parameters: Mapping[str, Tensor]) -> TorchDecoder:
+        old: dict[str, Tensor] = {
+            "model.embed_tokens.weight": self._embedding,
+            "model.norm.weight": self._final_norm,
+            "lm_head.weight": self._head,
+        }
+        for index, layer in enumerate(self._layers):
+            old |= layer_parameters(self._config, index, layer)
+        dtype = self.shape.dtype
+        weights = DecoderWeights(self._config, dtype, {**old, **parameters}, origin="the update")
+        return TorchDecoder(self._config, weights, dtype, lambda index: None)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
@@ -100,7 +127,12 @@ class TorchDecoder:
 
 def _in_fp32(layer: LayerWeights) -> LayerWeights:
     present = {name: tensor for name, tensor in vars(layer).items() if tensor is not None}
-    return replace(layer, **{name: tensor.float() for name, tensor in present.items()})
+    return replace(layer, **{name: _fp32(tensor) for name, tensor in present.items()})
+
+
+def _fp32(tensor: Tensor) -> Tensor:
+    """A copy: what is read may be a mapped file, or a tensor that its owner changes in place."""
+    return tensor.to(torch.float32, copy=True)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
