@@ -86,7 +86,7 @@ class EngineProcess:
 
 
 def start(model: Path, coordinator: ScriptedCoordinator, *arguments: str) -> EngineProcess:
-    flags = ["--model", str(model), "--coordinator", coordinator.address, "--num-threads", "1"]
+    flags = [str(model), "--coordinator", coordinator.address, "--num-threads", "1"]
     return EngineProcess(*flags, "--kv-cache-gb", "0.05", "--rank", "0", *arguments)
 
 
@@ -173,7 +173,7 @@ async def test_an_engine_that_is_refused_says_why_in_one_line(
 
 async def test_an_engine_whose_parent_is_gone_stops(model: Path, coordinator: ScriptedCoordinator):
     lifeline, parent_end = os.pipe()
-    flags = ["--model", str(model), "--coordinator", coordinator.address, "--kv-cache-gb", "0.05"]
+    flags = [str(model), "--coordinator", coordinator.address, "--kv-cache-gb", "0.05"]
     with EngineProcess(*flags, "--lifeline-fd", str(lifeline), pass_fds=(lifeline,)) as engine:
         os.close(lifeline)
         await coordinator.next(Hello, START_S)
@@ -185,15 +185,15 @@ async def test_an_engine_whose_parent_is_gone_stops(model: Path, coordinator: Sc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "/nowhere"], "no model at /nowhere"),
-        (["--kv-cache-gb", "0.0001"], "raise --kv-cache-gb to"),
+        (["/nowhere"], "no model at /nowhere"),
+        (["MODEL", "--kv-cache-gb", "0.0001"], "raise --kv-cache-gb to"),
     ],
 )
 def test_settings_that_cannot_work_end_it_in_one_line(
     model: Path, arguments: list[str], message: str
 ):
-    flags = ["--model", str(model), "--coordinator", "tcp://127.0.0.1:1"]
-    with EngineProcess(*flags, *arguments) as engine:
+    arguments = [str(model) if argument == "MODEL" else argument for argument in arguments]
+    with EngineProcess(*arguments, "--coordinator", "tcp://127.0.0.1:1") as engine:
         code, stderr = engine.ended()
     assert code == 2
     assert message in stderr.splitlines()[-1]
@@ -202,7 +202,7 @@ def test_settings_that_cannot_work_end_it_in_one_line(
 
 def test_an_engine_that_finds_no_coordinator_gives_up(model: Path, tmp_path: Path):
     address = f"ipc://{tmp_path}/nobody"
-    flags = ["--model", str(model), "--coordinator", address, "--join-timeout-s", "0.5"]
+    flags = [str(model), "--coordinator", address, "--join-timeout-s", "0.5"]
     with EngineProcess(*flags) as engine:
         code, stderr = engine.ended()
     assert code == 1

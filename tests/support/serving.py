@@ -39,7 +39,7 @@ class Serving:
         found = [
             child
             for child in psutil.Process(self.process.pid).children(recursive=True)
-            if f"homing.{module}" in _command_line(child)
+            if f"homing.{module}" in _arguments(child)
         ]
         self.family.update(found)
         return sorted(found, key=lambda child: child.create_time())
@@ -71,11 +71,11 @@ class Serving:
         return [p for p in self.family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
-def _command_line(process: psutil.Process) -> str:
+def _arguments(process: psutil.Process) -> list[str]:
     try:
-        return " ".join(process.cmdline())
+        return process.cmdline()
     except psutil.Error:
-        return ""
+        return []
 
 
 def wait_until(holds: Callable[[], bool], timeout_s: float, what: str) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from typing import Annotated
+
+from tyro.conf import Positional, arg
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """One engine: loads a model, joins a coordinator and answers requests."""
 
-    model: str | None = None
+    model: Annotated[Positional[str | None], arg(metavar="[MODEL]")] = None
     """A Hugging Face directory or a .gguf file. Default: the demo model, SmolLM2-135M-Instruct."""
     coordinator: str
     """Address of the coordinator, such as tcp://127.0.0.1:5001 or ipc:///run/homing/coordinator."""

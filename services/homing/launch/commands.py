@@ -20,6 +20,9 @@ FRONTEND_STOP_S = DRAIN_S + 2.0
 ENGINE_STOP_S = 3.0
 COORDINATOR_STOP_S = 1.0
 
+POSITIONAL = {"model"}
+"""Fields that stand on a command line without their name."""
+
 
 def coordinator_command(config: LaunchConfig, address: str, lifeline_fd: int) -> Command:
     """The process that binds `address`."""
@@ -115,7 +118,8 @@ def _flags(config: CoordinatorConfig | EngineConfig | FrontendConfig) -> Iterato
         value = getattr(config, field.name)
         if value == field.default:
             continue
-        yield f"--{field.name.replace('_', '-')}"
+        if field.name not in POSITIONAL:
+            yield f"--{field.name.replace('_', '-')}"
         if isinstance(value, tuple):
             yield from map(str, value)
         elif value is not True:
