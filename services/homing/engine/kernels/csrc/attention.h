@@ -15,7 +15,7 @@
 #include "linear.h"
 
 #define SPLIT 128       // as attention/reference.py
-#define GROUP_QUERIES 24  // query vectors of a group per kv head, about: rows times heads per kv head
+#define GROUP_QUERIES 48  // query vectors (rows times query heads) per kv head of a group, at most
 #define TILE_QUERIES 3
 #define TILE_TOKENS 4
 
@@ -198,22 +198,28 @@ INLINE void score_tile(const int count, const enum dtype dtype, const float *con
     for (int t = 0; t < TILE_TOKENS; t++) {
       vf key = load_kv(dtype, keys[t], d);
 #pragma GCC unroll 3
-      for (int q = 0; q < count; q++) sum[q][t] = fma_v(query[q], key, sum[q][t]);
+      for (int q = 0; q < count; q++) accumulate(&sum[q][t], query[q], key);
     }
   }
 #pragma GCC unroll 3
   for (int q = 0; q < count; q++) sum_lanes_of_4(sum[q], scores + q * SPLIT);
 }
 
+INLINE void prefetch_head(const void *head, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)head + i, 0, 2);
+}
+
 // values[q][d ..] = sum over tokens of weights[q][t] * v[t][d ..], `vectors` vectors of d.
 INLINE void mix_tile(const int count, const int vectors, const enum dtype dtype, const float *weights,
-                     const void *const *v, int tokens, int d, float *values, int head_dim) {
+                     const void *const *v, int tokens, int d, float *values, int head_dim,
+                     const void *const *ahead, size_t head_bytes) {
   vf sum[TILE_QUERIES][4];
 #pragma GCC unroll 3
   for (int q = 0; q < count; q++)
 #pragma GCC unroll 4
     for (int i = 0; i < vectors; i++) sum[q][i] = splat(0.f);
   for (int t = 0; t < tokens; t++) {
+    if (ahead) prefetch_head(ahead[t], head_bytes);
     vf weight[TILE_QUERIES];
 #pragma GCC unroll 3
     for (int q = 0; q < count; q++) weight[q] = splat(weights[q * SPLIT + t]);
@@ -221,7 +227,7 @@ INLINE void mix_tile(const int count, const int vectors, const enum dtype dtype,
     for (int i = 0; i < vectors; i++) {
       vf value = load_kv(dtype, v[t], d + i * LANES);
 #pragma GCC unroll 3
-      for (int q = 0; q < count; q++) sum[q][i] = fma_v(weight[q], value, sum[q][i]);
+      for (int q = 0; q < count; q++) accumulate(&sum[q][i], weight[q], value);
     }
   }
 #pragma GCC unroll 3
@@ -230,19 +236,25 @@ INLINE void mix_tile(const int count, const int vectors, const enum dtype dtype,
     for (int i = 0; i < vectors; i++) store(values + q * head_dim + d + i * LANES, sum[q][i]);
 }
 
+// Meanwhile, like mix_values, asks for the heads of the tokens `ahead` unless that is NULL: blocks
+// are scattered over memory, and in decode their latency is most of the time (see attend).
 INLINE void score_queries(const int count, const enum dtype dtype, const float *const *queries,
-                          const void *const *keys, int tokens, int head_dim, float *scores) {
-  for (int t = 0; t < tokens; t += TILE_TOKENS)  // keys repeats its last token up to a whole tile
+                          const void *const *keys, int tokens, int head_dim, float *scores,
+                          const void *const *ahead, size_t head_bytes) {
+  for (int t = 0; t < tokens; t += TILE_TOKENS) {  // keys repeats its last token up to a whole tile
+    for (int i = 0; ahead && i < TILE_TOKENS; i++) prefetch_head(ahead[t + i], head_bytes);
     score_tile(count, dtype, queries, keys + t, head_dim, scores + t);
+  }
 }
 
 INLINE void mix_values(const int count, const enum dtype dtype, const float *weights,
-                       const void *const *v, int tokens, float *values, int head_dim) {
+                       const void *const *v, int tokens, float *values, int head_dim,
+                       const void *const *ahead, size_t head_bytes) {
   int d = 0;
-  for (; d + 4 * LANES <= head_dim; d += 4 * LANES)
-    mix_tile(count, 4, dtype, weights, v, tokens, d, values, head_dim);
-  for (; d < head_dim; d += LANES)
-    mix_tile(count, 1, dtype, weights, v, tokens, d, values, head_dim);
+  for (; d + 4 * LANES <= head_dim; d += 4 * LANES, ahead = NULL)
+    mix_tile(count, 4, dtype, weights, v, tokens, d, values, head_dim, ahead, head_bytes);
+  for (; d < head_dim; d += LANES, ahead = NULL)
+    mix_tile(count, 1, dtype, weights, v, tokens, d, values, head_dim, ahead, head_bytes);
 }
 
 // scores -> weights relative to their maximum; tokens outside of [begin, end) get weight 0.
@@ -266,75 +278,112 @@ static void softmax(float *scores, int tokens, int begin, int end, float scale, 
   *total = sum_lanes(sum);
 }
 
-// Where the tokens of one split lie, for one kv head. Index 0 is the token `aligned`, a multiple
-// of 16, so that a token's lane in sums over tokens does not depend on where a window begins.
+// One unit of work and where its tokens lie. Index 0 of `keys` and `values` is the token
+// `aligned`, a multiple of 16, so that a token's lane in sums over tokens does not depend on where
+// a window begins. Beyond the last token, and before the first, a neighbour's place is repeated:
+// slots that nobody wrote are never read.
 typedef struct {
+  const Group *group;
+  int split, head;
   int aligned, tokens;
   const void *keys[SPLIT + TILE_TOKENS], *values[SPLIT + TILE_TOKENS];
-} SplitTokens;
+} Unit;
 
-static void locate_tokens(SplitTokens *at, const AttentionShape *s, const Rows *b, const Group *g,
-                          enum dtype dtype, int begin, int end, int head, const char *keys,
-                          const char *values) {
-  const int32_t *table = b->block_tables + (size_t)b->request_index[g->row] * b->max_blocks;
+static void locate_tokens(Unit *u, const AttentionPlan *plan, const AttentionShape *s,
+                          const Rows *b, enum dtype dtype, const char *keys, const char *values) {
+  const int32_t *table = b->block_tables + (size_t)b->request_index[u->group->row] * b->max_blocks;
   size_t head_bytes = s->head_dim * weight_bytes(dtype), token_bytes = s->num_kv_heads * head_bytes;
-  at->aligned = begin / 16 * 16;
-  at->tokens = end - at->aligned;
-  for (int t = at->aligned; t < end + TILE_TOKENS; t++) {
-    int token = t < begin ? begin : t < end ? t : end - 1;  // never reads a slot nobody wrote
-    size_t slot = (size_t)table[token / b->block_size] * b->block_size + token % b->block_size;
-    at->keys[t - at->aligned] = keys + slot * token_bytes + head * head_bytes;
-    at->values[t - at->aligned] = values + slot * token_bytes + head * head_bytes;
+  int begin, end;
+  split_tokens(plan, u->group, b, u->split, &begin, &end);
+  u->aligned = begin / 16 * 16;
+  u->tokens = end - u->aligned;
+  for (int t = begin; t < end;) {
+    int block_end = (t / b->block_size + 1) * b->block_size;
+    size_t slot = (size_t)table[t / b->block_size] * b->block_size + t % b->block_size;
+    size_t offset = slot * token_bytes + u->head * head_bytes;
+    for (; t < end && t < block_end; t++, offset += token_bytes) {
+      u->keys[t - u->aligned] = keys + offset;
+      u->values[t - u->aligned] = values + offset;
+    }
+  }
+  for (int i = 0; i < begin - u->aligned; i++) {
+    u->keys[i] = u->keys[begin - u->aligned];
+    u->values[i] = u->values[begin - u->aligned];
+  }
+  for (int i = u->tokens; i < SPLIT + TILE_TOKENS; i++) {
+    u->keys[i] = u->keys[u->tokens - 1];
+    u->values[i] = u->values[u->tokens - 1];
   }
 }
 
-INLINE void attend_tile(const int count, const enum dtype dtype, const SplitTokens *at,
-                        const float *const *queries, const int *visible_from,
-                        const int *visible_to, const AttentionShape *s, float *scores, Part part) {
-  score_queries(count, dtype, queries, at->keys, at->tokens, s->head_dim, scores);
-  for (int q = 0; q < count; q++)
-    softmax(scores + q * SPLIT, at->tokens, visible_from[q] - at->aligned,
-            visible_to[q] - at->aligned, s->scale, part.best + q, part.total + q);
-  mix_values(count, dtype, scores, at->values, at->tokens, part.values, s->head_dim);
+// Many queries read the same keys and values: unpack bf16 once. Exact, so no bit changes.
+INLINE size_t unpacked_floats(const AttentionShape *s) {
+  return 2 * (size_t)(SPLIT + TILE_TOKENS) * s->head_dim;
+}
+static void unpack_tokens(Unit *u, const AttentionShape *s, float *memory) {
+  for (int t = 0; t < u->tokens + TILE_TOKENS; t++) {
+    for (int i = 0; i < s->head_dim; i += LANES) {
+      store(memory + i, load_bf16((const bf16 *)u->keys[t] + i));
+      store(memory + s->head_dim + i, load_bf16((const bf16 *)u->values[t] + i));
+    }
+    u->keys[t] = memory;
+    u->values[t] = memory + s->head_dim;
+    memory += 2 * s->head_dim;
+  }
 }
 
-// The part of one unit: every row of the group, the query heads of one kv head, one split.
-INLINE void attend_unit(const enum dtype dtype, const AttentionPlan *plan, const AttentionShape *s,
-                        const Rows *b, const Group *g, int split, int head, const float *queries,
-                        size_t stride, const void *keys, const void *values, Part part) {
-  SplitTokens at;
+typedef struct {
+  const float *vector[TILE_QUERIES];
+  int visible_from[TILE_QUERIES], visible_to[TILE_QUERIES];
+} Queries;
+
+INLINE void attend_tile(const int count, const enum dtype dtype, const Unit *u, const Queries *q,
+                        const AttentionShape *s, Part part, const Unit *next) {
+  size_t head_bytes = s->head_dim * weight_bytes(dtype);
   float scores[TILE_QUERIES * SPLIT] __attribute__((aligned(64)));
-  int begin, end, total = g->rows * s->group, tiles = (total + TILE_QUERIES - 1) / TILE_QUERIES;
-  split_tokens(plan, g, b, split, &begin, &end);
-  locate_tokens(&at, s, b, g, dtype, begin, end, head, keys, values);
-  for (int tile = 0; tile < tiles; tile++) {
+  score_queries(count, dtype, q->vector, u->keys, u->tokens, s->head_dim, scores,
+                next ? u->values : NULL, head_bytes);
+  for (int i = 0; i < count; i++)
+    softmax(scores + i * SPLIT, u->tokens, q->visible_from[i] - u->aligned,
+            q->visible_to[i] - u->aligned, s->scale, part.best + i, part.total + i);
+  mix_values(count, dtype, scores, u->values, u->tokens, part.values, s->head_dim,
+             next ? next->keys : NULL, head_bytes);
+}
+
+INLINE void attend_tiles(const enum dtype dtype, const Unit *u, const AttentionPlan *plan,
+                         const AttentionShape *s, const Rows *b, const float *queries,
+                         size_t stride, Part part, const Unit *next) {
+  int total = u->group->rows * s->group, tiles = (total + TILE_QUERIES - 1) / TILE_QUERIES;
+  for (int tile = 0; tile < tiles; tile++, next = NULL) {
     int first = total * tile / tiles, count = total * (tile + 1) / tiles - first;
-    const float *query[TILE_QUERIES];
-    int from[TILE_QUERIES], to[TILE_QUERIES];
-    for (int q = 0; q < count; q++) {
-      int row = g->row + (first + q) / s->group;
-      query[q] = queries + row * stride + (head * s->group + (first + q) % s->group) * s->head_dim;
-      from[q] = first_visible(b->positions[row], plan->window);
-      to[q] = b->positions[row] + 1;
+    Queries q;
+    for (int i = 0; i < count; i++) {
+      int row = u->group->row + (first + i) / s->group;
+      int head = u->head * s->group + (first + i) % s->group;
+      q.vector[i] = queries + row * stride + head * s->head_dim;
+      q.visible_from[i] = first_visible(b->positions[row], plan->window);
+      q.visible_to[i] = b->positions[row] + 1;
     }
     Part rest = {part.values + first * s->head_dim, part.best + first, part.total + first};
     switch (count) {
-    case 1: attend_tile(1, dtype, &at, query, from, to, s, scores, rest); break;
-    case 2: attend_tile(2, dtype, &at, query, from, to, s, scores, rest); break;
-    case 3: attend_tile(3, dtype, &at, query, from, to, s, scores, rest); break;
+    case 1: attend_tile(1, dtype, u, &q, s, rest, next); break;
+    case 2: attend_tile(2, dtype, u, &q, s, rest, next); break;
+    case 3: attend_tile(3, dtype, u, &q, s, rest, next); break;
     }
   }
 }
 
-static void attend_unit_fp32(const AttentionPlan *plan, const AttentionShape *s, const Rows *b,
-                             const Group *g, int split, int head, const float *queries,
-                             size_t stride, const void *keys, const void *values, Part part) {
-  attend_unit(FP32, plan, s, b, g, split, head, queries, stride, keys, values, part);
-}
-static void attend_unit_bf16(const AttentionPlan *plan, const AttentionShape *s, const Rows *b,
-                             const Group *g, int split, int head, const float *queries,
-                             size_t stride, const void *keys, const void *values, Part part) {
-  attend_unit(BF16, plan, s, b, g, split, head, queries, stride, keys, values, part);
+// The part of one unit: every row of the group, the query heads of one kv head, one split.
+static void attend_unit(Unit *u, enum dtype dtype, const AttentionPlan *plan,
+                        const AttentionShape *s, const Rows *b, const float *queries,
+                        size_t stride, Part part, float *unpacked, const Unit *next) {
+  if (dtype == FP32) attend_tiles(FP32, u, plan, s, b, queries, stride, part, next);
+  else if (u->group->rows * s->group <= 2 * TILE_QUERIES)
+    attend_tiles(BF16, u, plan, s, b, queries, stride, part, next);
+  else {
+    unpack_tokens(u, s, unpacked);
+    attend_tiles(FP32, u, plan, s, b, queries, stride, part, NULL);
+  }
 }
 
 // ---- merging the parts of one (group, kv head), in ascending order of splits
@@ -382,28 +431,44 @@ static void merge_stored(const AttentionShape *s, const Group *g,
 
 // ---- one thread's units
 
-// Floats of scratch memory for each thread: a running sum a kv head, and one part.
+// Floats of scratch memory for each thread: a running sum a kv head, one part, unpacked tokens.
 INLINE size_t attention_scratch_floats(const AttentionShape *s) {
-  return (s->num_kv_heads + 1) * part_floats(s);
+  return (s->num_kv_heads + 1) * part_floats(s) + unpacked_floats(s);
 }
 
+static void locate_unit(Unit *u, int index, const Group *g, const AttentionPlan *plan,
+                        const AttentionShape *s, const Rows *b, enum dtype dtype, const void *keys,
+                        const void *values) {
+  if (index == g->unit + g->num_splits * s->num_kv_heads) g++;
+  u->group = g;
+  u->split = g->split + (index - g->unit) / s->num_kv_heads;
+  u->head = (index - g->unit) % s->num_kv_heads;
+  locate_tokens(u, plan, s, b, dtype, keys, values);
+}
+
+// While a unit's keys are read its values are asked for, and while those are read the next one's
+// keys.
 static void attend(AttentionPlan *plan, const AttentionShape *s, const Rows *b, enum dtype dtype,
                    const float *queries, size_t stride, const void *keys, const void *values,
                    float *out, float *scratch, int thread) {
+  int begin = plan->thread_unit[thread], end = plan->thread_unit[thread + 1];
   size_t floats = part_floats(s);
-  int group = plan->thread_group[thread];
-  for (int u = plan->thread_unit[thread]; u < plan->thread_unit[thread + 1]; u++) {
-    const Group *g = &plan->groups[group];
-    if (u == g->unit + g->num_splits * s->num_kv_heads) g = &plan->groups[++group];
-    int k = (u - g->unit) / s->num_kv_heads, head = (u - g->unit) % s->num_kv_heads;
+  float *unpacked = scratch + (s->num_kv_heads + 1) * floats;
+  Unit units[2];
+  if (begin < end)
+    locate_unit(&units[begin % 2], begin, &plan->groups[plan->thread_group[thread]], plan, s, b,
+                dtype, keys, values);
+  for (int i = begin; i < end; i++) {
+    Unit *u = &units[i % 2], *next = &units[(i + 1) % 2];
+    const Group *g = u->group;
     float *stored = plan->parts + (size_t)g->shared * plan->max_splits * s->num_kv_heads * floats;
-    Part sum = part_at(s, scratch + (head + 1) * floats);
-    Part part = part_at(s, g->shared < 0 ? scratch : stored + (u - g->unit) * floats);
-    (dtype == BF16 ? attend_unit_bf16 : attend_unit_fp32)(plan, s, b, g, g->split + k, head,
-                                                          queries, stride, keys, values, part);
+    Part sum = part_at(s, scratch + (u->head + 1) * floats);
+    Part part = part_at(s, g->shared < 0 ? scratch : stored + (i - g->unit) * floats);
+    if (i + 1 < end) locate_unit(next, i + 1, g, plan, s, b, dtype, keys, values);
+    attend_unit(u, dtype, plan, s, b, queries, stride, part, unpacked, i + 1 < end ? next : u);
     if (g->shared < 0) {
-      merge_part(sum, part, g->rows * s->group, s->head_dim, k == 0);
-      if (k == g->num_splits - 1) write_attended(s, g, head, sum, out);
+      merge_part(sum, part, g->rows * s->group, s->head_dim, u->split == g->split);
+      if (u->split + 1 == g->split + g->num_splits) write_attended(s, g, u->head, sum, out);
     } else if (atomic_fetch_add(&plan->done[g->shared], 1) + 1 == g->num_splits * s->num_kv_heads) {
       atomic_store(&plan->done[g->shared], 0);
       merge_stored(s, g, stored, part_at(s, scratch), out);

@@ -129,11 +129,10 @@ static void multiply_bf16(int rows, int panels, const float *a, size_t stride, c
 
 // SwiGLU: a panel holds 8 gate columns, then the 8 up columns of the same outputs.
 static void silu_mul(float *out, const float *tile) {
-  float gate[PANEL], value[PANEL];
-  memcpy(gate, tile, sizeof gate);  // whole vectors whatever LANES is; the upper half is not used
-  for (int i = 0; i < PANEL; i += LANES) {
-    vf g = load(gate + i);
-    store(value + i, g / (splat(1.f) + exp_v(splat(0.f) - g)));
+  float value[PANEL];
+  for (int i = 0; i < PANEL / 2; i += LANES) {  // with 16 lanes the upper half is not used
+    vf gate = load(tile + i);
+    store(value + i, gate / (splat(1.f) + exp_v(splat(0.f) - gate)));
   }
   for (int i = 0; i < PANEL / 2; i++) out[i] = value[i] * tile[PANEL / 2 + i];
 }

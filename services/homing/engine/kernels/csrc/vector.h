@@ -54,11 +54,25 @@ INLINE vf fma_v(vf a, vf b, vf c) {  // a * b + c, rounded once where the machin
 #endif
 }
 
+// *sum += a * b in place. Left to itself GCC picks FMA forms that overwrite a factor, and then
+// spills where all registers hold sums.
+INLINE void accumulate(vf *sum, vf a, vf b) {
+#if LANES == 8 && defined(__FMA__)
+  __asm__("vfmadd231ps %2, %1, %0" : "+x"(*sum) : "x"(a), "xm"(b));
+#else
+  *sum = fma_v(a, b, *sum);
+#endif
+}
+
 // ---- bf16: the upper half of an fp32
 INLINE vf load_bf16(const bf16 *p) {
+#if LANES == 8  // GCC 12 makes three instructions of the conversion below
+  return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16);
+#else
   vh v;
   memcpy(&v, p, sizeof v);
   return (vf)(__builtin_convertvector(v, vu) << 16);
+#endif
 }
 INLINE float from_bf16(bf16 x) {
   uint32_t bits = (uint32_t)x << 16;
