@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from homing.client import FleetView, Part
 from homing.client.client import check_request as check  # the real one
 from homing.errors import HomingError, Overloaded, Unavailable
 from homing.params import SamplingParams
-from homing.wire import Finish, FinishReason, FleetState, ModelCard, RankInfo
+from homing.wire import Command, Finish, FinishReason, FleetState, ModelCard, RankInfo
 
 Step = Part | HomingError | asyncio.Event
 Script = Callable[[list[int], SamplingParams], Iterable[Step]]
@@ -84,6 +84,14 @@ def _top(token_id: int, count: int) -> list[tuple[int, float]]:
     return [(token_id + k, log_prob_of(token_id) - k) for k in range(count)]
 
 
+STATE_AFTER = {
+    Command.PAUSE: FleetState.PAUSED,
+    Command.UNPAUSE: FleetState.RUNNING,
+    Command.SUSPEND: FleetState.SUSPENDED,
+    Command.RESUME: FleetState.PAUSED,
+}
+
+
 @dataclass
 class FakeGeneration:
     """One submission, and what became of it."""
@@ -91,9 +99,11 @@ class FakeGeneration:
     prompt: list[int]
     params: SamplingParams
     cache_salt: str
+    external_id: str | None
     steps: Iterator[Step]
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
+    aborted: asyncio.Event = field(default_factory=asyncio.Event)
     ended: bool = False
 
     def __aiter__(self) -> FakeGeneration:
@@ -106,6 +116,9 @@ class FakeGeneration:
         for step in self.steps:
             if isinstance(step, asyncio.Event):
                 await self._wait(step)
+                if self.aborted.is_set():
+                    self.ended = True
+                    return Part(token_ids=[], finish=Finish(FinishReason.ABORT))
             elif isinstance(step, HomingError):
                 self.ended = True
                 raise step
@@ -115,7 +128,7 @@ class FakeGeneration:
         raise AssertionError("a script must end with a finish or an error")
 
     async def _wait(self, event: asyncio.Event) -> None:
-        waits = [asyncio.create_task(each.wait()) for each in (event, self.closed)]
+        waits = [asyncio.create_task(each.wait()) for each in (event, self.closed, self.aborted)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -160,6 +173,8 @@ class FakeClient:
             self.model_known.set()
         self.submitted: list[FakeGeneration] = []
         self.snapshot: dict[str, Any] = {}
+        self.commands: list[tuple[Command, Any]] = []
+        self.control_error: HomingError | None = None
         self._max_inflight = max_inflight
 
     @property
@@ -175,7 +190,12 @@ class FakeClient:
         return self.fleet.card
 
     def submit(
-        self, prompt_tokens: bytes, params: SamplingParams, *, cache_salt: str = ""
+        self,
+        prompt_tokens: bytes,
+        params: SamplingParams,
+        *,
+        cache_salt: str = "",
+        external_id: str | None = None,
     ) -> FakeGeneration:
         if not self.fleet.live_ranks:
             raise Unavailable("no engine is serving", retry_after_s=2.5)
@@ -184,9 +204,26 @@ class FakeClient:
         assert self.fleet.card is not None
         prompt = list(struct.unpack(f"<{len(prompt_tokens) // 4}I", prompt_tokens))
         check(prompt_tokens, params, cache_salt, self.fleet.card)
-        generation = FakeGeneration(prompt, params, cache_salt, iter(self.script(prompt, params)))
+        steps = iter(self.script(prompt, params))
+        generation = FakeGeneration(prompt, params, cache_salt, external_id, steps)
         self.submitted.append(generation)
         return generation
+
+    async def abort_matching(self, external_id: str | None) -> int:
+        named = [g for g in self.running if external_id in (None, g.external_id)]
+        for generation in named:
+            generation.aborted.set()
+        return len(named)
+
+    async def control(
+        self, command: Command, arguments: Any = None, *, timeout_s: float = 60.0
+    ) -> dict[int, dict[str, Any]]:
+        if self.control_error:
+            raise self.control_error
+        self.commands.append((command, arguments))
+        if command in STATE_AFTER:
+            self.fleet = replace(self.fleet, state=STATE_AFTER[command])
+        return {0: {"unfinished_requests": len(self.running)}}
 
     async def stats(self) -> dict[str, Any]:
         if not self.fleet.connected:

@@ -151,7 +151,7 @@ async def test_given_names_replace_the_models_own(tmp_path):
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404),
+        ("GET", "/none", 404),
         ("POST", "/v1/embeddings", 404),
         ("GET", "/v1/chat/completions", 405),
         ("POST", "/health", 405),

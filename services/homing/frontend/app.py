@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from importlib.metadata import version
 
-from quart import Quart, Response, request
+from quart import Quart, Response, g, request
 from werkzeug.exceptions import HTTPException
 
 from homing.errors import HomingError, InternalError
@@ -15,15 +15,15 @@ from homing.frontend.completions import completion_job
 from homing.frontend.http_errors import error_body, headers_of, http_error_body, status_of
 from homing.frontend.measures import Stopwatch
 from homing.frontend.metrics import CONTENT_TYPE, render_metrics
-from homing.frontend.openai.replies import ChatReply, CompletionReply
+from homing.frontend.openai.chat_reply import ChatReply
+from homing.frontend.openai.completion_reply import CompletionReply
 from homing.frontend.openai.requests import read_chat, read_completion
+from homing.frontend.openai.sampling import MAX_REQUEST_ID_CHARACTERS
 from homing.frontend.page import page_routes
 from homing.frontend.service import Service
 from homing.frontend.status import health, load, model_entry, server_info
-from homing.frontend.stream import answer, json_response
+from homing.frontend.stream import Call, answer, json_response
 from homing.frontend.token_routes import detokenize, tokenize
-
-MAX_REQUEST_ID_CHARACTERS = 256
 
 
 def create_app(service: Service, settings: AccessSettings | None = None) -> Quart:
@@ -39,6 +39,7 @@ def create_app(service: Service, settings: AccessSettings | None = None) -> Quar
 
     @app.before_request
     async def check() -> Response | None:
+        g.request_id = _request_id()
         if answer := access.preflight():
             return answer
         access.check_user()
@@ -46,7 +47,7 @@ def create_app(service: Service, settings: AccessSettings | None = None) -> Quar
 
     @app.after_request
     async def mark(response: Response) -> Response:
-        response.headers["X-Request-Id"] = _request_id()
+        response.headers["X-Request-Id"] = g.request_id
         access.mark(response)
         return response
 
@@ -57,24 +58,24 @@ def _add_openai_routes(app: Quart, service: Service) -> None:
     @app.post("/v1/completions")
     @app.post("/completions")
     async def completions() -> Response:
-        stopwatch = Stopwatch(service.measures)
+        call = _call(service)
         body = read_completion(await request.get_data())
         model = service.model
         name = model.answers_to(body.model)
         job = await completion_job(body, model)
         reply = CompletionReply(body, name, model.tokenizer, [p.token_ids for p in job.prompts])
-        return await answer(job, service.client, model.tokenizer, reply, stopwatch)
+        return await answer(job, reply, call)
 
     @app.post("/v1/chat/completions")
     @app.post("/chat/completions")
     async def chat_completions() -> Response:
-        stopwatch = Stopwatch(service.measures)
+        call = _call(service)
         body = read_chat(await request.get_data())
         model = service.model
         name = model.answers_to(body.model)
         job = await chat_job(body, model)
         reply = ChatReply(body, name, model.tokenizer, job.prompts[0].token_ids)
-        return await answer(job, service.client, model.tokenizer, reply, stopwatch)
+        return await answer(job, reply, call)
 
     @app.get("/v1/models")
     @app.get("/models")
@@ -151,6 +152,11 @@ def _add_error_handlers(app: Quart) -> None:
     async def on_bug(error: Exception) -> Response:
         app.logger.exception("%s %s failed", request.method, request.path, exc_info=error)
         return json_response(error_body(InternalError("internal error; the log says why")), 500)
+
+
+def _call(service: Service) -> Call:
+    stopwatch = Stopwatch(service.measures)
+    return Call(service.client, service.model.tokenizer, stopwatch, g.request_id)
 
 
 def _request_id() -> str:

@@ -39,6 +39,7 @@ class Generations:
         *,
         num_choices: int,
         cache_salt: str,
+        request_id: str,
     ) -> None:
         """Start `num_choices` generations for each prompt; choice k of a prompt has seed + k.
 
@@ -47,7 +48,12 @@ class Generations:
         for prompt in prompts:
             tokens = struct.pack(f"<{len(prompt.token_ids)}I", *prompt.token_ids)
             for k in range(num_choices):
-                generation = client.submit(tokens, _choice_params(params, k), cache_salt=cache_salt)
+                generation = client.submit(
+                    tokens,
+                    _choice_params(params, k),
+                    cache_salt=cache_salt,
+                    external_id=prompt.request_id or request_id,
+                )
                 self._generations.append(generation)
         for index, generation in enumerate(self._generations):
             self._pumps.append(asyncio.create_task(self._pump(index, generation)))

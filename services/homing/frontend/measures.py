@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from homing.client import Part
-from homing.frontend.openai.replies import Usage
+from homing.frontend.openai.schemas import Usage
 from homing.observe import Histogram
 
 _SECONDS = (0.001, 0.003, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3, 0.6, 1.2, 2.5, 5, 10, 20, 40, 80, 160)

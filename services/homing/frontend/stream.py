@@ -16,13 +16,9 @@ from homing.frontend.answer_reader import AnswerReader, AnswerReading, Pieces
 from homing.frontend.generations import Generations
 from homing.frontend.http_errors import error_body
 from homing.frontend.measures import Stopwatch
-from homing.frontend.openai.replies import (
-    CompletionTokensDetails,
-    PromptTokensDetails,
-    Reply,
-    Usage,
-)
+from homing.frontend.openai.reply import Reply
 from homing.frontend.openai.requests import GenerationRequest
+from homing.frontend.openai.schemas import CompletionTokensDetails, PromptTokensDetails, Usage
 from homing.frontend.text import ChoiceText, Piece, join
 from homing.frontend.tokenizing import Prompt
 from homing.params import SamplingParams
@@ -67,22 +63,32 @@ class Job:
         return text if self.reading is None else AnswerReader(text, self.reading)
 
 
-async def answer(
-    job: Job, client: Client, tokenizer: Tokenizer, reply: Reply, stopwatch: Stopwatch
-) -> Response:
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP request that generates, whatever it asks for."""
+
+    client: Client
+    tokenizer: Tokenizer
+    stopwatch: Stopwatch
+    request_id: str
+    """What /abort knows its generations by, unless its body gives them names."""
+
+
+async def answer(job: Job, reply: Reply, call: Call) -> Response:
     """Generate, and answer in the way that the request asks for.
 
     Raises what ends a generation, as long as nothing was sent.
     """
     generations = Generations()
     generations.submit(
-        client,
+        call.client,
         job.prompts,
         job.params,
         num_choices=job.request.num_choices,
         cache_salt=job.request.cache_salt or "",
+        request_id=job.request.external_id or call.request_id,
     )
-    choices = Choices(job, tokenizer, stopwatch)
+    choices = Choices(job, call.tokenizer, call.stopwatch)
     if not job.request.stream:
         return json_response(await _whole(generations, choices, reply))
     first = await generations.next(FIRST_PART_S)
@@ -92,7 +98,7 @@ async def answer(
     return response
 
 
-def json_response(body: Struct | dict, status: int = 200) -> Response:
+def json_response(body: Struct | list[Struct] | dict, status: int = 200) -> Response:
     return Response(_ENCODER.encode(body), status, mimetype="application/json")
 
 
@@ -149,7 +155,7 @@ def _echo(prompt: Prompt, tokenizer: Tokenizer) -> str:
     return tokenizer.decode_whole(prompt.token_ids)
 
 
-async def _whole(generations: Generations, choices: Choices, reply: Reply) -> Struct:
+async def _whole(generations: Generations, choices: Choices, reply: Reply) -> Struct | list[Struct]:
     pieces: list[list[Piece]] = [[] for _ in range(len(choices))]
     while choices.num_unfinished:
         item = await generations.next()
@@ -182,8 +188,8 @@ async def _events(
             if not choices.num_unfinished:
                 break
             item = await generations.next(KEEP_ALIVE_S)
-        if job.request.wants_usage_chunk:
-            yield _event(reply.usage_chunk(choices.usage))
+        if job.request.wants_usage_chunk and (last := reply.usage_chunk(choices.usage)):
+            yield _event(last)
         yield _DONE
     except HomingError as error:
         yield _event(error_body(error))

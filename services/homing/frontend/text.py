@@ -26,6 +26,8 @@ class Token:
     log_prob: float | None = None
     top: Sequence[tuple[int, float]] | None = None
     """The most probable tokens at its position, best first."""
+    epoch: int = 0
+    """Of the weights that it was sampled under."""
 
 
 @dataclass(slots=True)
@@ -42,6 +44,16 @@ class Piece:
     events: list[Event] = field(default_factory=list)
     """Of a chat: what the text means."""
     num_reasoning_tokens: int = 0
+    oldest_epoch: int | None = None
+    """Of the weights that the tokens were sampled under, the newest being that of the last one."""
+    newest_epoch: int = 0
+
+    def see_epoch(self, oldest: int | None, newest: int) -> None:
+        """More tokens were sampled. Epochs only rise."""
+        if oldest is not None:
+            self.newest_epoch = newest
+            if self.oldest_epoch is None:
+                self.oldest_epoch = oldest
 
 
 def join(pieces: Iterable[Piece]) -> Piece:
@@ -54,6 +66,7 @@ def join(pieces: Iterable[Piece]) -> Piece:
         whole.prompt_tokens += piece.prompt_tokens
         whole.events += piece.events
         whole.num_reasoning_tokens += piece.num_reasoning_tokens
+        whole.see_epoch(piece.oldest_epoch, piece.newest_epoch)
         whole.finish_reason = piece.finish_reason
         whole.stop_reason = piece.stop_reason
     whole.text = "".join(texts)
@@ -90,6 +103,8 @@ class ChoiceText:
         if not self._started:
             self._started = True
             self._held.prompt_tokens = self._prompt_tokens(part)
+        if part.token_ids or part.num_cached_tokens is not None:  # an engine said so
+            self._held.see_epoch(part.epoch, part.epoch)
         self._held.tokens += self._take_tokens(part)
         if part.finish is not None:
             self._finish(part.finish)
@@ -120,12 +135,12 @@ class ChoiceText:
             # Offsets are for log-probabilities alone, so the tokens can be decoded together.
             offset = self._num_decoded
             self._show(self._decoder.push(shown))
-            return [Token(token_id, offset) for token_id in part.token_ids]
+            return [Token(token_id, offset, epoch=part.epoch) for token_id in part.token_ids]
         tokens: list[Token] = []
         for index, token_id in enumerate(part.token_ids):
             log_prob = part.log_probs[index] if part.log_probs else None
             top = part.top[index] if part.top else None
-            tokens.append(Token(token_id, self._num_decoded, log_prob, top))
+            tokens.append(Token(token_id, self._num_decoded, log_prob, top, part.epoch))
             if index < len(shown):
                 self._show(self._decoder.push([token_id]))
         return tokens

@@ -30,6 +30,8 @@ class Prompt:
     """As the client wrote it; None if it came as ids."""
     end: str = ""
     """The last characters of a rendered chat."""
+    request_id: str | None = None
+    """Its own name for /abort, where a request has several prompts."""
 
 
 class TokenizerThread:

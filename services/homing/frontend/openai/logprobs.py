@@ -5,7 +5,7 @@ Tokens read as text, not as the vocabulary spells them; of a part of a character
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
@@ -48,44 +48,50 @@ class PromptLogProb(Struct):
     decoded_token: str
 
 
+Spelling = Callable[[int], str]
+"""How a token is named."""
+
 PromptLogProbsList = list[dict[str, PromptLogProb] | None]
 
 
-def _finite(log_prob: float) -> float:
+def finite(log_prob: float) -> float:
+    """What JSON can say."""
     return max(log_prob, LOWEST_LOG_PROB)
 
 
 def completion_log_probs(
-    tokenizer: Tokenizer, tokens: Sequence[Token], num_top: int
+    spell: Spelling, tokens: Sequence[Token], num_top: int
 ) -> CompletionLogProbs:
     """`top_logprobs` always holds the chosen token, so it may have `num_top` + 1 entries."""
     return CompletionLogProbs(
-        tokens=[tokenizer.token_text(token.token_id) for token in tokens],
+        tokens=[spell(token.token_id) for token in tokens],
         token_logprobs=[
-            None if token.log_prob is None else _finite(token.log_prob) for token in tokens
+            None if token.log_prob is None else finite(token.log_prob) for token in tokens
         ],
-        top_logprobs=[_top_by_text(tokenizer, token, num_top) for token in tokens],
+        top_logprobs=[_top_by_text(spell, token, num_top) for token in tokens],
         text_offset=[token.text_offset for token in tokens],
     )
 
 
-def _top_by_text(tokenizer: Tokenizer, token: Token, num_top: int) -> dict[str, float] | None:
+def _top_by_text(spell: Spelling, token: Token, num_top: int) -> dict[str, float] | None:
     if token.log_prob is None:
         return None
     by_text: dict[str, float] = {}
     for token_id, log_prob in [*(token.top or ())[:num_top], (token.token_id, token.log_prob)]:
         # Of tokens that read alike the most probable one comes first.
-        by_text.setdefault(tokenizer.token_text(token_id), _finite(log_prob))
+        by_text.setdefault(spell(token_id), finite(log_prob))
     return by_text
 
 
-def chat_log_probs(tokenizer: Tokenizer, tokens: Iterable[Token], num_top: int) -> ChatLogProbs:
+def chat_log_probs(
+    tokenizer: Tokenizer, spell: Spelling, tokens: Iterable[Token], num_top: int
+) -> ChatLogProbs:
     return ChatLogProbs(
         content=[
             ChatTokenLogProb(
-                **_entry(tokenizer, token.token_id, token.log_prob or 0.0),
+                **_entry(tokenizer, spell, token.token_id, token.log_prob or 0.0),
                 top_logprobs=[
-                    ChatTopLogProb(**_entry(tokenizer, token_id, log_prob))
+                    ChatTopLogProb(**_entry(tokenizer, spell, token_id, log_prob))
                     for token_id, log_prob in (token.top or ())[:num_top]
                 ],
             )
@@ -94,30 +100,26 @@ def chat_log_probs(tokenizer: Tokenizer, tokens: Iterable[Token], num_top: int) 
     )
 
 
-def _entry(tokenizer: Tokenizer, token_id: int, log_prob: float) -> dict:
+def _entry(tokenizer: Tokenizer, spell: Spelling, token_id: int, log_prob: float) -> dict:
     return {
-        "token": tokenizer.token_text(token_id),
-        "logprob": _finite(log_prob),
+        "token": spell(token_id),
+        "logprob": finite(log_prob),
         "bytes": list(tokenizer.token_bytes(token_id) or b""),
     }
 
 
-def prompt_log_probs(
-    tokenizer: Tokenizer, tokens: Iterable[Token], num_top: int
-) -> PromptLogProbsList:
+def prompt_log_probs(spell: Spelling, tokens: Iterable[Token], num_top: int) -> PromptLogProbsList:
     """vLLM's shape: for each prompt token, token id -> what is known of it."""
-    return [_prompt_entry(tokenizer, token, num_top) for token in tokens]
+    return [_prompt_entry(spell, token, num_top) for token in tokens]
 
 
-def _prompt_entry(
-    tokenizer: Tokenizer, token: Token, num_top: int
-) -> dict[str, PromptLogProb] | None:
+def _prompt_entry(spell: Spelling, token: Token, num_top: int) -> dict[str, PromptLogProb] | None:
     if token.log_prob is None:
         return None
     entries = {
-        str(token_id): PromptLogProb(_finite(log_prob), rank, tokenizer.token_text(token_id))
+        str(token_id): PromptLogProb(finite(log_prob), rank, spell(token_id))
         for rank, (token_id, log_prob) in enumerate((token.top or ())[:num_top], start=1)
     }
-    chosen = PromptLogProb(_finite(token.log_prob), None, tokenizer.token_text(token.token_id))
+    chosen = PromptLogProb(finite(token.log_prob), None, spell(token.token_id))
     entries.setdefault(str(token.token_id), chosen)
     return entries

@@ -51,6 +51,19 @@ class GenerationRequest(StructuredFields, kw_only=True):
     cache_salt: str | None = None
     skip_special_tokens: bool | None = None
     """False: control tokens are part of the text."""
+    return_weight_versions: bool | None = None
+    """The version of the weights that each token was sampled under."""
+    return_tokens_as_token_ids: bool | None = None
+    """Log-probabilities name tokens `token_id:7` instead of by their texts."""
+    request_id: str | None = None
+    """A name for `/abort`, instead of X-Request-Id."""
+    rid: str | None = None
+    """The same, as SGLang calls it."""
+
+    @property
+    def external_id(self) -> str | None:
+        """The name that the body gives the request."""
+        return self.request_id or self.rid
 
     @property
     def num_choices(self) -> int:
@@ -116,7 +129,6 @@ _NOT_HONOURED: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": (),
     "chat_template": (),
     "priority": (0,),
-    "return_tokens_as_token_ids": (False,),
     "modalities": ([], ["text"]),
     "audio": (),
     "prediction": (),

@@ -16,6 +16,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 """What OpenAI generates when a completion names no limit."""
 MAX_CHOICES = 2048
 """Most answers that one HTTP request may ask for."""
+MAX_REQUEST_ID_CHARACTERS = 256
 
 # What a client calls the fields that it knows by other names.
 _CLIENT_NAMES = {
@@ -71,6 +72,11 @@ def _params(
 ) -> SamplingParams:
     """`num_top`: None when no log-probabilities are asked for; `shape`: of the whole answer."""
     _in_range("n", request.num_choices, 1, MAX_CHOICES)
+    if len(request.external_id or "") > MAX_REQUEST_ID_CHARACTERS:
+        field = "request_id" if request.request_id else "rid"
+        raise InvalidRequest(
+            f"{field} is longer than {MAX_REQUEST_ID_CHARACTERS} characters", field=field
+        )
     _in_range(num_top_field, num_top or 0, 0, MAX_TOP_LOGPROBS)
     _in_range("prompt_logprobs", request.prompt_logprobs or 0, 0, MAX_TOP_LOGPROBS)
     if request.stream and request.prompt_logprobs is not None:
