@@ -158,14 +158,32 @@ async def test_prompt_log_probs_that_were_delivered_are_not_computed_again():
         assert not SamplingParams.from_bytes(again.sampling).wants_prompt_log_probs
 
 
-async def test_a_request_that_loses_too_many_engines_fails():
-    async with joined(max_attempts=2) as (coordinator, client, peer):
+async def test_a_request_that_killed_two_engines_is_not_sent_to_a_third():
+    async with joined() as (coordinator, client, peer):
         generation = client.submit(uint32(5), SamplingParams())
         for attempt in range(2):
             _, submit = await coordinator.next(Submit)
             coordinator.send(peer, Lost(submit.request_id, attempt, LostReason.RANK_LOST))
         with pytest.raises(RequestLost, match="2 engines"):
             await parts_of(generation)
+        client.submit(uint32(6), SamplingParams())
+        _, following = await coordinator.next(Submit)
+        assert following.prompt == uint32(6)
+
+
+async def test_engines_that_leave_on_purpose_are_not_held_against_a_request():
+    async with joined() as (coordinator, client, peer):
+        generation = client.submit(uint32(5), SamplingParams())
+        reasons = [LostReason.RANK_LEFT, LostReason.RANK_LOST, *[LostReason.RANK_LEFT] * 5]
+        for attempt, reason in enumerate(reasons):
+            _, submit = await coordinator.next(Submit)
+            assert submit.attempt == attempt
+            coordinator.send(peer, Lost(submit.request_id, attempt, reason))
+        _, submit = await coordinator.next(Submit)
+        done = Delta(submit.request_id, submit.attempt, uint32(9), finish=STOPPED)
+        coordinator.send(peer, output(client, done))
+        [part] = await parts_of(generation)
+        assert part.token_ids == [9]
 
 
 @pytest.mark.parametrize(

@@ -397,7 +397,7 @@ def test_an_engine_that_says_hello_again_has_lost_its_requests(fleet: Fleet) -> 
     """What it was given after it spoke it has not dropped: it is told to."""
     fleet.say(b"c1", submit())
     sent = fleet.say(b"e0", engine_hello(100, 0, incarnation=1))
-    assert lost(sent) == [(1, 0, LostReason.RANK_LOST)]
+    assert lost(sent) == [(1, 0, LostReason.RANK_LEFT)]
     assert [type(m).__name__ for m in to(b"e0", sent)] == ["Welcome", "Abort"]
     assert fleet.loads == {0: 0, 1: 0}
     fleet.say(b"e0", output((1, 0)))
@@ -408,7 +408,7 @@ def test_a_client_that_says_hello_again_is_told_that_its_requests_are_over(fleet
     fleet.say(b"c1", submit())
     sent = fleet.say(b"c1", client_hello(1, incarnation=1))
     assert to(b"e0", sent) == [Abort(1, 1, 0)]
-    assert lost(sent) == [(1, 0, LostReason.RANK_LOST)]
+    assert lost(sent) == [(1, 0, LostReason.RANK_LEFT)]
     assert fleet.loads == {0: 0, 1: 0}
 
 

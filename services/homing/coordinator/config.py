@@ -36,6 +36,9 @@ class CoordinatorConfig:
     max_queued_requests: int = 4096
     """Requests a rank may have in flight, queued and running. When every rank has that many,
     submissions are refused until one ends."""
+    max_queued_tokens: int = 2**24
+    """Tokens of the prompts of those requests. A rank that has so many gets no further one, however
+    few requests they are."""
     max_clients: int = 4096
     """Clients at a time; more are refused."""
     send_queue: int = 16384
@@ -57,7 +60,7 @@ class CoordinatorConfig:
             raise ConfigError(f"policy is {self.policy!r}; there are {', '.join(POLICY_NAMES)}")
         _at_least("alpha", self.alpha, 0)
         _at_least("max_index_entries", self.max_index_entries, 2)
-        for name in ("max_queued_requests", "max_clients", "send_queue"):
+        for name in ("max_queued_requests", "max_queued_tokens", "max_clients", "send_queue"):
             _at_least(name, getattr(self, name), 1)
         for name in ("prefix_ttl_s", "heartbeat_s", "heartbeat_timeout_s"):
             _at_least(name, getattr(self, name), 0.001)
@@ -73,6 +76,7 @@ class CoordinatorConfig:
             prefix_ttl_s=self.prefix_ttl_s,
             max_index_entries=self.max_index_entries,
             max_requests=self.max_queued_requests,
+            max_tokens=self.max_queued_tokens,
         )
 
 

@@ -35,15 +35,20 @@ def slots_of(mask: int) -> tuple[Slot, ...]:
 class RankLoads:
     """Loads of the open slots. A load rises at dispatch and falls at finish, abort or loss."""
 
-    def __init__(self, *, max_load: int, floor: int = 1) -> None:
+    def __init__(self, *, max_load: int, max_tokens: int | None = None, floor: int = 1) -> None:
+        """max_load: requests that a slot may have, unless `limit` says otherwise; max_tokens:
+        tokens of prompts with which it takes no more."""
         self._max_requests = max_load
+        self._max_tokens = max_tokens
         self.floor = floor
         """What one request of a usual size loads: a lower mean load says nothing of imbalance."""
         self.available = 0
-        """The open slots that have fewer than `max_load` requests."""
+        """The open slots that may be given another request."""
         self.total = 0
         self._load_of_slot: dict[Slot, int] = {}
         self._requests_of_slot: dict[Slot, int] = {}
+        self._tokens_of_slot: dict[Slot, int] = {}
+        self._limit_of_slot: dict[Slot, int] = {}
         self._slots_with_load: dict[int, int] = {}  # load -> mask of the slots that have it
         self._loads: list[int] = []  # the keys above, ascending
         self._turn_of_slot: OrderedDict[Slot, int] = OrderedDict()  # least recently chosen first
@@ -52,6 +57,11 @@ class RankLoads:
     @property
     def num_open(self) -> int:
         return len(self._load_of_slot)
+
+    @property
+    def num_places(self) -> int:
+        """Requests that the open slots may have together."""
+        return sum(self._limit_of_slot.values())
 
     @property
     def mean(self) -> float:
@@ -72,6 +82,8 @@ class RankLoads:
         assert slot not in self._load_of_slot
         self._load_of_slot[slot] = 0
         self._requests_of_slot[slot] = 0
+        self._tokens_of_slot[slot] = 0
+        self._limit_of_slot[slot] = self._max_requests
         self.available |= 1 << slot
         self._turn_of_slot[slot] = 0
         self._turn_of_slot.move_to_end(slot, last=False)
@@ -81,30 +93,35 @@ class RankLoads:
         """Forget a slot. Its load must have been given back."""
         load = self._load_of_slot.pop(slot)
         assert load == 0, f"slot {slot} closes with a load of {load}"
-        del self._requests_of_slot[slot]
+        del self._requests_of_slot[slot], self._tokens_of_slot[slot], self._limit_of_slot[slot]
         del self._turn_of_slot[slot]
         self._take(slot, 0)
         self.available &= ~(1 << slot)
 
-    def charge(self, slot: Slot, amount: int = 1) -> None:
-        """Count a request that was sent to this slot."""
+    def limit(self, slot: Slot, max_requests: int) -> None:
+        """Let a slot have so many requests from now on; those that it has beyond that stay."""
+        self._limit_of_slot[slot] = max_requests
+        self._count(slot, 0, 0)
+
+    def charge(self, slot: Slot, amount: int = 1, tokens: int = 0) -> None:
+        """Count a request that was sent to this slot, with a prompt of so many tokens."""
         load = self._load_of_slot[slot]
         self._take(slot, load)
         self._put(slot, load + amount)
         self.total += amount
-        self._count(slot, 1)
+        self._count(slot, 1, tokens)
         self._turn += 1
         self._turn_of_slot[slot] = self._turn
         self._turn_of_slot.move_to_end(slot)
 
-    def give_back(self, slot: Slot, amount: int = 1) -> None:
-        """Count a request of this slot that ended, for which `amount` was charged."""
+    def give_back(self, slot: Slot, amount: int = 1, tokens: int = 0) -> None:
+        """Count a request of this slot that ended, for which so much was charged."""
         load = self._load_of_slot[slot]
         assert load >= amount, f"slot {slot} has a load of {load}, not {amount} to give back"
         self._take(slot, load)
         self._put(slot, load - amount)
         self.total -= amount
-        self._count(slot, -1)
+        self._count(slot, -1, -tokens)
 
     def least_loaded(self, slots: int) -> Slot:
         """Of a non-empty set of open slots: the least loaded; of those, the least recently
@@ -133,13 +150,18 @@ class RankLoads:
             self._slots_with_load[load] = 1 << slot
             insort(self._loads, load)
 
-    def _count(self, slot: Slot, requests: int) -> None:
-        requests += self._requests_of_slot[slot]
-        self._requests_of_slot[slot] = requests
-        if requests < self._max_requests:
+    def _count(self, slot: Slot, requests: int, tokens: int) -> None:
+        self._requests_of_slot[slot] += requests
+        self._tokens_of_slot[slot] += tokens
+        if self._has_place(slot):
             self.available |= 1 << slot
         else:
             self.available &= ~(1 << slot)
+
+    def _has_place(self, slot: Slot) -> bool:
+        if self._requests_of_slot[slot] >= self._limit_of_slot[slot]:
+            return False
+        return self._max_tokens is None or self._tokens_of_slot[slot] < self._max_tokens
 
     def _take(self, slot: Slot, load: int) -> None:
         left = self._slots_with_load[load] & ~(1 << slot)
@@ -158,6 +180,6 @@ class RankLoads:
             assert mask
             assert all(self._load_of_slot[slot] == load for slot in slots_of(mask))
         assert sum(m.bit_count() for m in self._slots_with_load.values()) == self.num_open
-        assert self._requests_of_slot.keys() == self._load_of_slot.keys()
-        below = (s for s, count in self._requests_of_slot.items() if count < self._max_requests)
-        assert self.available == sum(1 << slot for slot in below)
+        for books in (self._requests_of_slot, self._tokens_of_slot, self._limit_of_slot):
+            assert books.keys() == self._load_of_slot.keys()
+        assert self.available == sum(1 << s for s in self._load_of_slot if self._has_place(s))

@@ -24,7 +24,8 @@ class PeerEvent(Enum):
     IN_STEP = "in step"  # it is in the fleet's state
     BEHIND = "behind"  # it must be told to reach the fleet's state
     LEFT = "left"
-    LOST = "lost"
+    LOST = "lost"  # it died or hangs
+    CUT_OFF = "cut off"  # it lives, and this session of it is over
 
 
 _S, _E = PeerState, PeerEvent
@@ -34,8 +35,10 @@ TRANSITIONS: dict[tuple[PeerState, PeerEvent], PeerState] = {
     (_S.CATCHING_UP, _E.IN_STEP): _S.LIVE,
     (_S.CATCHING_UP, _E.LEFT): _S.GONE,
     (_S.CATCHING_UP, _E.LOST): _S.GONE,
+    (_S.CATCHING_UP, _E.CUT_OFF): _S.GONE,
     (_S.LIVE, _E.LEFT): _S.GONE,
     (_S.LIVE, _E.LOST): _S.GONE,
+    (_S.LIVE, _E.CUT_OFF): _S.GONE,
 }
 
 

@@ -99,6 +99,8 @@ def replayed_decisions(entries: Sequence[Any]) -> Iterator[tuple[Decision, Decis
                 router.reported(Slot(slot), report, now)
             case ["advance", now]:
                 router.advance(now)
+            case ["limit", slot, max_requests]:
+                router.limit(Slot(slot), max_requests)
             case ["clear"]:
                 router.clear()
             case ["open_slot", _]:

@@ -15,6 +15,7 @@ from typing import NamedTuple, NewType
 
 from homing.coordinator.loads import Slot
 from homing.coordinator.router import Decision
+from homing.coordinator.step_model import StepSums
 from homing.wire import FleetState, Heartbeat, Hello
 
 RankId = NewType("RankId", int)
@@ -74,6 +75,12 @@ class Engine:
     owed: dict[int, Owed] = field(default_factory=dict[int, Owed])
     """sequence -> the control command that it has not answered"""
     report: Heartbeat | None = None
+    steps: StepSums | None = None
+    """What its process's steps held and took, as last reported."""
+    max_requests: int | None = None
+    """It may have; None: the usual number."""
+    leaving: bool = False
+    """It gets no more requests, finishes those that it has, and goes."""
 
     def __str__(self) -> str:
         return f"rank {self.rank}"

@@ -15,7 +15,7 @@ from enum import Enum
 
 from typing_extensions import Buffer
 
-from homing.coordinator.config import CoordinatorConfig
+from homing.coordinator.admission import Admission
 from homing.coordinator.events import Forward, Outbox, Send
 from homing.coordinator.history import History
 from homing.coordinator.loads import Slot
@@ -30,8 +30,7 @@ from homing.wire.messages import clip
 
 TOKEN_BYTES = 4
 RETRY_AFTER_S = 1.0
-"""What a refused client is told to wait: a queue frees a place with each request that ends."""
-MAY_SERVE_LATER = (LostReason.NO_RANK, LostReason.OVERLOADED)
+"""What a client is told to wait for a rank to come."""
 
 MAX_TOKENS = 2**32
 """No answer has so many: a larger number is an engine's mistake."""
@@ -70,14 +69,15 @@ assert Submit.__struct_fields__[-1] == "block_hashes", "forwarded without its la
 class Requests:
     def __init__(
         self,
-        config: CoordinatorConfig,
         router: RankRouter,
+        admission: Admission,
         outbox: Outbox,
         history: History,
         totals: Totals,
     ) -> None:
-        self._max_queued = config.max_queued_requests
         self._router = router
+        self._admission = admission
+        self._shares = admission.shares
         self._loads = router.loads
         self._outbox = outbox
         self._history = history
@@ -95,10 +95,11 @@ class Requests:
         if problem := self._problem(client, submit):
             self._refuse(client, *ids, LostReason.INVALID, problem)
         elif not self._loads.num_open or self.block_size is None:
-            self._refuse(client, *ids, LostReason.NO_RANK, "no engine is serving")
-        elif not self._loads.available:
-            detail = f"every rank has {self._max_queued} requests, its limit"
-            self._refuse(client, *ids, LostReason.OVERLOADED, detail)
+            detail = "no engine is serving"
+            self._refuse(client, *ids, LostReason.NO_RANK, detail, RETRY_AFTER_S)
+        elif why := self._admission.why_not(client, now):
+            retry_after_s = self._shares.retry_after_s(now)
+            self._refuse(client, *ids, LostReason.OVERLOADED, why, retry_after_s)
         else:
             self._dispatch(client, submit, frames, self.block_size, now)
 
@@ -135,20 +136,23 @@ class Requests:
             self._move(request, RequestEvent.ABORT_ASKED)
         return len(matching)
 
-    def finish(self, engine: Engine, client: Client | None, ends: list[FinishedRequest]) -> None:
+    def finish(
+        self, engine: Engine, client: Client | None, ends: list[FinishedRequest], now: float
+    ) -> None:
         """An engine ended these requests of one client."""
         for end in ends:
             request = client.requests.get(end.request_id) if client else None
             if not request or request.engine is not engine or request.attempt != end.attempt:
                 self._totals.stale_finishes += 1
                 continue
-            self._end(request, RequestEvent.FINISHED, end)
+            self._end(request, RequestEvent.FINISHED, end, now)
             totals = self._totals
             totals.finished[end.reason.value] += 1
             if end.reason is not FinishReason.ERROR:
                 totals.predicted_cached_tokens += request.decision.num_cached_tokens
                 totals.actual_cached_tokens += _sane(end.num_cached_tokens)
                 totals.generated_tokens += _sane(end.num_generated_tokens)
+                self._admission.served(engine)
 
     def open_engine(self, engine: Engine) -> None:
         """Let this engine be chosen."""
@@ -159,18 +163,20 @@ class Requests:
         """Those of a client, or at an engine."""
         return list(peer.requests.values() if isinstance(peer, Client) else peer.requests)
 
-    def lose_engine(self, engine: Engine, why: str) -> None:
-        """End all its requests, telling their clients."""
+    def lose_engine(self, engine: Engine, why: str, *, died: bool) -> None:
+        """End all its requests, telling their clients, and that one may be what it died of."""
+        reason = LostReason.RANK_LOST if died else LostReason.RANK_LEFT
         for request in self.of(engine):
             aborting = request.state is RequestState.ABORTING
             self._end(request, RequestEvent.ENGINE_GONE)
             self._totals.lost_requests += 1
-            self.send_lost(request, why, LostReason.ABORTED if aborting else LostReason.RANK_LOST)
+            self.send_lost(request, why, LostReason.ABORTED if aborting else reason)
         if self._engine_of_slot.pop(engine.slot, None):
             self._router.close(engine.slot)
 
     def lose_client(self, client: Client) -> None:
         """End all its requests, telling their engines."""
+        self._shares.forget(client)
         for request in self.of(client):
             self._end(request, RequestEvent.CLIENT_GONE)
             self._totals.orphaned_requests += 1
@@ -222,6 +228,7 @@ class Requests:
         self._move(request, RequestEvent.DISPATCHED)
         client.requests[submit.request_id] = request
         engine.requests.add(request)
+        self._shares.took(client)
         if request.external_digest is not None:
             self._of_digest[request.external_digest].add(request)
         self._totals.dispatched += 1
@@ -229,20 +236,29 @@ class Requests:
         self._outbox.append(Forward(engine.identity, [*frames[:-1], NIL]))
 
     def _refuse(
-        self, client: Client, request_id: int, attempt: int, reason: LostReason, detail: str
+        self,
+        client: Client,
+        request_id: int,
+        attempt: int,
+        reason: LostReason,
+        detail: str,
+        retry_after_s: float = 0.0,
     ) -> None:
         self._totals.refused[reason.value] += 1
-        self._answer_lost(client, request_id, attempt, reason, detail)
+        self._answer_lost(client, request_id, attempt, reason, detail, retry_after_s)
 
-    def send_lost(
-        self, request: Request, why: str, reason: LostReason = LostReason.RANK_LOST
-    ) -> None:
+    def send_lost(self, request: Request, why: str, reason: LostReason) -> None:
         self._answer_lost(request.client, request.request_id, request.attempt, reason, why)
 
     def _answer_lost(
-        self, client: Client, request_id: int, attempt: int, reason: LostReason, detail: str
+        self,
+        client: Client,
+        request_id: int,
+        attempt: int,
+        reason: LostReason,
+        detail: str,
+        retry_after_s: float = 0.0,
     ) -> None:
-        retry_after_s = RETRY_AFTER_S if reason in MAY_SERVE_LATER else 0.0
         lost = Lost(request_id, attempt, reason, retry_after_s, clip(detail))
         self._outbox.append(Send(client.identity, lost))
 
@@ -251,11 +267,16 @@ class Requests:
         self._outbox.append(Send(request.engine.identity, abort))
 
     def _end(
-        self, request: Request, event: RequestEvent, end: FinishedRequest | None = None
+        self,
+        request: Request,
+        event: RequestEvent,
+        end: FinishedRequest | None = None,
+        now: float | None = None,
     ) -> None:
         self._move(request, event)
         del request.client.requests[request.request_id]
         request.engine.requests.remove(request)
+        self._shares.gave_back(request.client, now)
         if request.external_digest is not None:
             self._forget_digest(request.external_digest, request)
         num_generated = _sane(end.num_generated_tokens) if end and end.reason in WHOLE else None
@@ -282,6 +303,7 @@ class Requests:
         for request in of_clients:
             assert request.client.requests[request.request_id] is request
             assert request.state in (RequestState.RUNNING, RequestState.ABORTING)
+        assert self._shares.num_holders == len({request.client for request in of_clients})
         for slot, engine in self._engine_of_slot.items():
             assert engine.slot == slot
             assert self._loads.load(slot) == sum(r.decision.load for r in engine.requests)

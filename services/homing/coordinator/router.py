@@ -40,6 +40,8 @@ class RoutingConfig:
     max_index_entries: int
     max_requests: int
     """A rank may have in flight."""
+    max_tokens: int | None = None
+    """Of prompts; a rank that has so many in flight takes no more. None: no bound."""
 
 
 class Decision(NamedTuple):
@@ -62,7 +64,9 @@ class RankRouter:
         )
         self._in_tokens = config.load_unit == "tokens"
         floor = TOKENS_FLOOR if self._in_tokens else 1
-        self.loads = RankLoads(max_load=config.max_requests, floor=floor)
+        self.loads = RankLoads(
+            max_load=config.max_requests, max_tokens=config.max_tokens, floor=floor
+        )
         self.backlog = Backlog() if config.policy == WORK else None
         self._policy = POLICIES.get(config.policy, load_balanced)  # not called for WORK
         self._alpha = config.alpha
@@ -93,6 +97,12 @@ class RankRouter:
             self.backlog.close(slot)
         if self._record:
             self._record(["close", slot])
+
+    def limit(self, slot: Slot, max_requests: int) -> None:
+        """Let an open slot have so many requests from now on."""
+        self.loads.limit(slot, max_requests)
+        if self._record:
+            self._record(["limit", slot, max_requests])
 
     def close_slot(self, slot: Slot) -> None:
         """The session that had this slot is over."""
@@ -143,7 +153,7 @@ class RankRouter:
         load = num_prompt_tokens - num_cached + TOKENS_OF_REQUEST if self._in_tokens else 1
         self._num_decisions += 1
         decision = Decision(self._num_decisions, slot, num_prompt_tokens, num_cached, load)
-        loads.charge(slot, load)
+        loads.charge(slot, load, num_prompt_tokens)
         self.index.record(digests or (), slot)
         if self.backlog:
             self.backlog.sent(slot, num_prompt_tokens, num_cached, now)
@@ -154,7 +164,7 @@ class RankRouter:
 
     def end(self, decision: Decision, num_generated_tokens: int | None) -> None:
         """A routed request ended. The tokens are None where nobody knows how many there were."""
-        self.loads.give_back(decision.slot, decision.load)
+        self.loads.give_back(decision.slot, decision.load, decision.num_prompt_tokens)
         if self.backlog:
             self.backlog.ended(decision.slot, decision.num_prompt_tokens, num_generated_tokens)
         if self._record:

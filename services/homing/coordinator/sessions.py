@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 
+from homing.coordinator.admission import Admission
 from homing.coordinator.config import CoordinatorConfig
 from homing.coordinator.control import MAX_SEQUENCE, FleetControl
 from homing.coordinator.events import Outbox, Send
@@ -32,6 +33,7 @@ from homing.wire import (
     Fleet,
     Heartbeat,
     Hello,
+    LostReason,
     ModelCard,
     Payload,
     Refused,
@@ -53,6 +55,7 @@ class Sessions:
         now: float,
         requests: Requests,
         control: FleetControl,
+        admission: Admission,
         router: RankRouter,
         totals: Totals,
         counters: ReportedCounters,
@@ -64,6 +67,7 @@ class Sessions:
         self._ticked_at = now
         self._requests = requests
         self._control = control
+        self._admission = admission
         self._router = router
         self._totals = totals
         self._counters = counters
@@ -86,7 +90,7 @@ class Sessions:
         known = self.peers.by_identity.get(sender)
         former = self._requests.of(known) if known else []
         if known:
-            self.end(known, PeerEvent.LOST, "began a new session", now)
+            self.end(known, PeerEvent.CUT_OFF, "began a new session", now)
         try:
             if hello.role is Role.CLIENT:
                 self._admit_client(sender, hello, now)
@@ -97,7 +101,8 @@ class Sessions:
         # What the sender had may have come after it spoke: then it has not dropped it itself.
         for request in former:
             if hello.role is Role.CLIENT:
-                self._requests.send_lost(request, "its client began a new session")
+                why = "its client began a new session"
+                self._requests.send_lost(request, why, LostReason.RANK_LEFT)
             else:
                 self._requests.send_abort(request)
 
@@ -181,6 +186,7 @@ class Sessions:
                 self._outbox.append(Send(peer.identity, beat))
         for engine in self._control.overdue(self.peers.engines, now):
             self.end(engine, PeerEvent.LOST, "did not carry out a command in time", now)
+        self._admission.is_stale = True
         self._router.advance(now)
 
     def control_done(self, engine: Engine, message: ControlDone, now: float) -> None:
@@ -206,6 +212,8 @@ class Sessions:
                 if operation.empties_caches:
                     self._router.clear()
                 self._fleet_changed = True
+        if self._admission.is_stale:
+            self._admission.weigh(self.peers.engines, now)
         if self._fleet_changed:
             self._announce()
 
@@ -216,7 +224,7 @@ class Sessions:
         self._fleet_changed = True
         for engine in list(self.peers.engines):
             if engine.state is PeerState.LIVE and not self._control.will_be_in_step(engine):
-                self.end(engine, PeerEvent.LOST, "has older weights than the fleet", now)
+                self.end(engine, PeerEvent.CUT_OFF, "has older weights than the fleet", now)
 
     def _announce(self) -> None:
         self._fleet_sequence += 1
@@ -241,15 +249,18 @@ class Sessions:
         self.peers.remove(peer)
         log.info("left", extra={"peer": str(peer), "why": why, "requests": len(peer.requests)})
         self._counters.leave(peer.uid)
-        was_lost = event is PeerEvent.LOST
+        was_lost = event is not PeerEvent.LEFT
         if isinstance(peer, Client):
             self._totals.lost_clients += was_lost
             self._requests.lose_client(peer)
             self._control.forget_client(peer)
         else:
             self._totals.lost_ranks += was_lost
-            self._requests.lose_engine(peer, f"{peer} {why}")
+            self._requests.lose_engine(peer, f"{peer} {why}", died=event is PeerEvent.LOST)
             self._control.forget_engine(peer, now)
+            self._admission.forget(peer)
+            if was_lost:
+                self._admission.failed(peer, now)
             self._router.close_slot(peer.slot)
             self._fleet_changed = True
 
@@ -258,6 +269,7 @@ class Sessions:
         peer.state = self._history.next_state(TRANSITIONS, peer.state, event, peer)
         if isinstance(peer, Engine) and peer.state is PeerState.LIVE:
             self._requests.open_engine(peer)
+            self._admission.is_stale = True
             self._fleet_changed = True
 
     def check(self) -> None:

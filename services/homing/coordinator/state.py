@@ -17,6 +17,7 @@ from typing import Any, assert_never
 
 from typing_extensions import Buffer
 
+from homing.coordinator.admission import Admission
 from homing.coordinator.config import CoordinatorConfig
 from homing.coordinator.control import FleetControl
 from homing.coordinator.events import (
@@ -80,14 +81,15 @@ class Coordinator:
         """
         self._config = config
         self._incarnation = incarnation
-        self._started_at = now
+        self._started_at = self._now = now
         self._outbox: Outbox = []
         history = History()
         self.totals = Totals()
         self.counters = ReportedCounters()
         self._router = RankRouter(config.routing, now=now, record=record)
         self.index, self.loads = self._router.index, self._router.loads
-        self.requests = Requests(config, self._router, self._outbox, history, self.totals)
+        self.admission = Admission(config, self._router)
+        self.requests = Requests(self._router, self.admission, self._outbox, history, self.totals)
         self.control = FleetControl(self._outbox, history)
         self.sessions = Sessions(
             config,
@@ -95,6 +97,7 @@ class Coordinator:
             now=now,
             requests=self.requests,
             control=self.control,
+            admission=self.admission,
             router=self._router,
             totals=self.totals,
             counters=self.counters,
@@ -105,7 +108,8 @@ class Coordinator:
         self._strangers = Strangers(interval_s=config.heartbeat_s)
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """Take in one event; `now` is in seconds and never falls."""
+        """Take in one event at `now`, in seconds. A clock that falls is taken to stand still."""
+        now = self._now = max(now, self._now)
         match event:
             case Received():
                 self._on_message(event, now)
@@ -152,6 +156,8 @@ class Coordinator:
                 self._on_report(engine, message, now)
             case ControlDone():
                 self.sessions.control_done(engine, message, now)
+            case Goodbye(failed=True):
+                self.sessions.end(engine, PeerEvent.LOST, "failed", now)
             case Goodbye():
                 self.sessions.end(engine, PeerEvent.LEFT, "left", now)
             case _:
@@ -194,7 +200,7 @@ class Coordinator:
                 self._drop(engine, f"finished: {error}")
                 self.sessions.end(engine, PeerEvent.LOST, "sent an unreadable list of ends", now)
                 return
-            self.requests.finish(engine, client, ends)
+            self.requests.finish(engine, client, ends, now)
         if client is None:
             self.totals.outputs_dropped += 1
         else:
@@ -205,6 +211,7 @@ class Coordinator:
         if self._count(engine, report) and engine.state is PeerState.LIVE:
             rank_report = read_report(report, self.counters.of(engine.uid))
             self._router.reported(engine.slot, rank_report, now)
+            self.admission.took_steps(engine, rank_report.steps)
 
     def _count(self, peer: Peer, report: Heartbeat) -> bool:
         """Take over a peer's counters; False if they cannot be read."""

@@ -36,6 +36,7 @@ class Worker:
         A step that fails ends the process: what the model or the cache holds is no longer known. A
         supervisor starts another, and clients submit their requests again.
         """
+        failed = False
         try:
             self._send(self._session.start(time.monotonic()))
             while True:
@@ -44,9 +45,10 @@ class Worker:
             raise
         except Exception:
             log.exception("the engine failed")
+            failed = True
             raise SystemExit(1) from None
         finally:
-            self._send([Goodbye()])
+            self._send([Goodbye(failed)])
             self._dealer.close(linger_s=LINGER_S)
 
     def _turn(self) -> None:

@@ -54,19 +54,20 @@ class Client:
         self,
         address: str,
         *,
-        max_attempts: int = 3,
+        max_engine_deaths: int = 2,
         max_inflight: int = 4096,
         patience_s: float = 30.0,
         counters: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         """
-        max_attempts: engines that may die on a request before it fails with `RequestLost`.
+        max_engine_deaths: a request that so many engines died on fails with `RequestLost`: it may
+        be what kills them. Engines that leave on purpose, and coordinators, do not count.
         max_inflight: unfinished requests at most; beyond it `submit` raises `Overloaded`.
         patience_s: how long unfinished requests wait for a coordinator that went away, and then
         for its first engine, before they fail with `Unavailable`.
         counters: what this process counted, by name; the coordinator adds it up over all processes.
         """
-        self._max_attempts = max_attempts
+        self._max_engine_deaths = max_engine_deaths
         self._max_inflight = max_inflight
         self._patience_s = patience_s
         self._generations: dict[int, Generation] = {}  # request id -> unfinished request
@@ -182,13 +183,15 @@ class Client:
         if generation.abort_asked or lost.reason is LostReason.ABORTED:
             generation.end_aborted()
         elif lost.reason is LostReason.RANK_LOST:
-            generation.engine_losses += 1
-            if generation.engine_losses >= self._max_attempts:
+            generation.engine_deaths += 1
+            if generation.engine_deaths >= self._max_engine_deaths:
                 generation.fail(
-                    RequestLost(f"{self._max_attempts} engines were lost while they worked on it")
+                    RequestLost(f"{generation.engine_deaths} engines died while they worked on it")
                 )
             else:
                 self._resubmit(generation)
+        elif lost.reason is LostReason.RANK_LEFT:
+            self._resubmit(generation)
         elif lost.reason is LostReason.NO_RANK and self._homeless_since is not None:
             pass  # the coordinator came back before its engines: `_on_fleet` submits it again
         else:

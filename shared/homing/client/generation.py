@@ -59,7 +59,7 @@ class Generation:
     ) -> None:
         self.request_id = request_id
         self.attempt = 0
-        self.engine_losses = 0
+        self.engine_deaths = 0
         """Attempts that ended because their engine died."""
         self.cache_salt = cache_salt
         self.external_digest = external_digest

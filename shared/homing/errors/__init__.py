@@ -6,7 +6,7 @@
     │   └── ModelNotFound             no such model is served here
     ├── Overloaded                every queue is full: retry after `retry_after_s`
     ├── Unavailable               no engine can answer now: retry after `retry_after_s`
-    │   └── RequestLost               its engines died `max_attempts` times
+    │   └── RequestLost               its engines died, twice
     ├── NotAllowed                a control command that the fleet's state does not allow
     ├── CommandFailed             a control command that some rank could not carry out
     ├── ConfigError               a process was started with settings that cannot work
