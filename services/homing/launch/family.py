@@ -11,7 +11,6 @@ import asyncio
 import logging
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,9 @@ from homing.launch.restart import MAX_STARTS, Restarts
 from homing.observe import EXIT_CONFIG_ERROR
 
 logger = logging.getLogger(__name__)
+
+# Not sys.stderr: in a notebook it is no file.
+STDERR_FD = 2
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Child:
             self.process = await asyncio.create_subprocess_exec(
                 *self.command.argv,
                 stdin=subprocess.DEVNULL,
-                stdout=sys.stderr,  # stdout has the ready line alone
+                stdout=STDERR_FD,  # stdout has the ready line alone
                 pass_fds=self.command.pass_fds,
                 start_new_session=True,
             )

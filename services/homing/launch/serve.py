@@ -9,8 +9,9 @@ import os
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from homing.errors import ConfigError
 from homing.launch.commands import coordinator_command, engine_commands, frontend_commands
@@ -31,13 +32,13 @@ LOOPBACK_OF_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 def serve(config: LaunchConfig) -> int:
     """Serve until a signal asks to stop; 0 after a clean stop. Raises ConfigError before."""
     configure_logging("launch", verbose=config.verbose)
-    _check_model(config.model)
+    check_model(config.model)
     with contextlib.ExitStack() as stack:
         listeners = open_listeners(config.host, config.port, config.frontend_replicas)
         for listener in listeners:
             stack.enter_context(listener)
-        address = stack.enter_context(_private_address())
-        lifeline_fd = stack.enter_context(_lifeline())
+        address = stack.enter_context(private_address())
+        lifeline_fd = stack.enter_context(lifeline())
         family = Family(
             stop_order=[
                 frontend_commands(config, address, listeners, lifeline_fd),
@@ -45,15 +46,18 @@ def serve(config: LaunchConfig) -> int:
                 [coordinator_command(config, address, lifeline_fd)],
             ]
         )
-        return asyncio.run(_supervise(config, family, listeners[0]))
+        asyncio.run(supervise(family, lambda stop: announce(config, family, listeners[0])))
+    return 0
 
 
-async def _supervise(config: LaunchConfig, family: Family, listener: socket.socket) -> int:
+async def supervise(family: Family, beside: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Keep the family running until a signal asks to stop, or `beside` does by its event; then stop
+    it. An error of either ends it, too."""
     stop_asked = asyncio.Event()
     _handle_signals(family, stop_asked)
-    tasks = {
+    tasks: set[asyncio.Future[Any]] = {
         asyncio.create_task(family.keep_running()),
-        asyncio.create_task(_announce(config, family, listener)),
+        asyncio.ensure_future(beside(stop_asked)),
         asyncio.create_task(stop_asked.wait()),
     }
     try:
@@ -66,10 +70,9 @@ async def _supervise(config: LaunchConfig, family: Family, listener: socket.sock
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await family.stop()
-    return 0
 
 
-async def _announce(config: LaunchConfig, family: Family, listener: socket.socket) -> None:
+async def announce(config: LaunchConfig, family: Family, listener: socket.socket) -> None:
     """The one line on stdout, when every frontend and every rank serves."""
     address, port = listener.getsockname()[:2]
     fleet = Fleet(
@@ -106,7 +109,7 @@ def _handle_signals(family: Family, stop_asked: asyncio.Event) -> None:
 
 
 @contextlib.contextmanager
-def _private_address() -> Iterator[str]:
+def private_address() -> Iterator[str]:
     """Address of the coordinator: a Unix socket in a directory that only this user may enter."""
     with tempfile.TemporaryDirectory(prefix="homing-") as directory:
         path = Path(directory, "coordinator.sock")
@@ -116,7 +119,7 @@ def _private_address() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _lifeline() -> Iterator[int]:
+def lifeline() -> Iterator[int]:
     """The end of a pipe for children to read: it ends when this process does, however it does."""
     read_fd, write_fd = os.pipe()
     try:
@@ -126,7 +129,7 @@ def _lifeline() -> Iterator[int]:
         os.close(read_fd)
 
 
-def _check_model(model: str | None) -> None:
+def check_model(model: str | None) -> None:
     """Only an engine reads a model, and takes seconds to start: a wrong name is told at once."""
     if model is not None and not Path(model).expanduser().exists():
         raise ConfigError(f"no model at {model}: name a Hugging Face directory or a .gguf file")

@@ -99,6 +99,14 @@ class Client:
         assert self.fleet.card is not None
         return self.fleet.card
 
+    async def wait_for_ranks(self, num_ranks: int, timeout_s: float = 300.0) -> None:
+        """Until so many engine ranks serve; `Unavailable` after `timeout_s`."""
+        await self._session.until(
+            lambda: self.fleet.live_ranks >= num_ranks,
+            timeout_s,
+            f"not all of {num_ranks} engine ranks serve",
+        )
+
     async def close(self) -> None:
         """Leave: unfinished requests are aborted and fail with `Unavailable`. Idempotent."""
         self._session.close()
