@@ -1,0 +1,172 @@
+"""How the Python API is set up: the engines, and HTTP service beside them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from homing.coordinator.config import CoordinatorConfig
+from homing.coordinator.routing import POLICY_NAMES
+from homing.engine import config as engine
+from homing.frontend.parsers.choose import TOOL_FORMATS
+from homing.frontend.parsers.reasoning import REASONING_FORMATS
+from homing.launch.config import LaunchConfig
+
+DType = Literal["bf16", "fp16", "fp32"]
+_DTYPES = ("bf16", "fp16", "fp32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """One engine, or each of several alike. Bad values raise `ValueError`."""
+
+    max_sequence_length: int | None = None
+    """Most tokens of a prompt and its answer together. None: the model's context length. Less lets
+    a small `buffer_size_gb` do."""
+
+    buffer_size_gb: float | None = None
+    """Memory of an engine's KV cache in GiB. More holds more requests and more cached prefixes.
+    None: 4, or 15 % of the machine's memory, or what four full batches take, whichever is least."""
+
+    block_size_tokens: int = engine.EngineConfig.block_size
+    """Tokens of a KV block, the grain in which prefixes are shared: smaller matches more, and costs
+    more."""
+
+    max_requests: int = engine.EngineConfig.max_batch_requests
+    """Requests that run at a time; more wait. A larger batch answers more in all, each more
+    slowly."""
+
+    max_tokens: int = engine.EngineConfig.max_step_tokens
+    """Tokens computed in one step. More: prompts are read a little faster. Fewer: answers flow more
+    evenly beside them."""
+
+    dtype: DType | None = None
+    """Type of weights and KV cache: bf16, fp16 or fp32. None: bf16, or a built model's own."""
+
+    num_threads: int | None = None
+    """CPU threads of an engine. None: the cores that this process may use, divided by the engines
+    on this machine."""
+
+    routing_policy: str = CoordinatorConfig.policy
+    """How the coordinator picks an engine: prefix_affinity, load_balanced, round_robin and others.
+    Without a coordinator it has no effect."""
+
+    routing_alpha: float = CoordinatorConfig.alpha
+    """Weight of load against cached prefix in prefix_affinity. 0: the prefix alone counts; at 1 one
+    request more can outweigh a whole one."""
+
+    prefix_ttl_s: float = CoordinatorConfig.prefix_ttl_s
+    """Seconds after which the coordinator forgets a prefix that no request has repeated."""
+
+    start_timeout_s: float = 900.0
+    """Seconds to wait until every engine serves. The first start on a GGUF file converts it."""
+
+    def of_engine(self, model: str | None) -> engine.EngineConfig:
+        """The settings of an engine in this process, which needs no coordinator."""
+        return engine.EngineConfig(
+            model=model,
+            coordinator="",
+            dtype=self.dtype,
+            max_model_len=self.max_sequence_length,
+            kv_cache_gb=self.buffer_size_gb,
+            block_size=self.block_size_tokens,
+            max_batch_requests=self.max_requests,
+            max_step_tokens=self.max_tokens,
+            num_threads=self.num_threads,
+        )
+
+    def of_launch(self, model: str | None, num_engines: int) -> LaunchConfig:
+        """The settings of engine processes and their coordinator."""
+        return LaunchConfig(
+            model=model,
+            data_parallel_size=num_engines,
+            dtype=self.dtype,
+            max_model_len=self.max_sequence_length,
+            kv_cache_gb=self.buffer_size_gb,
+            block_size=self.block_size_tokens,
+            max_batch_requests=self.max_requests,
+            max_step_tokens=self.max_tokens,
+            num_threads=self.num_threads,
+            routing_policy=self.routing_policy,
+            routing_alpha=self.routing_alpha,
+            prefix_ttl_s=self.prefix_ttl_s,
+            start_timeout_s=self.start_timeout_s,
+        )
+
+    def __post_init__(self) -> None:
+        for name in ("block_size_tokens", "max_requests", "max_tokens"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("num_threads", self.num_threads, 1)
+        _at_least("max_sequence_length", self.max_sequence_length, 2)
+        for name in ("routing_alpha", "prefix_ttl_s", "start_timeout_s"):
+            _at_least(name, getattr(self, name), 0.0)
+        if self.buffer_size_gb is not None and not self.buffer_size_gb > 0:
+            raise ValueError(f"buffer_size_gb is {self.buffer_size_gb}; it must be above 0")
+        if self.max_tokens < self.max_requests:
+            raise ValueError(
+                f"max_tokens is {self.max_tokens}, less than max_requests, {self.max_requests}: "
+                "each request of a batch takes at least one token a step"
+            )
+        if self.dtype is not None and self.dtype not in _DTYPES:
+            raise ValueError(f"dtype is {self.dtype!r}; it must be one of {', '.join(_DTYPES)}")
+        if self.routing_policy not in POLICY_NAMES:
+            raise ValueError(
+                f"routing_policy is {self.routing_policy!r}; it must be one of "
+                f"{', '.join(POLICY_NAMES)}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """HTTP service by the engines of an `AsyncLLM` or `LLM`. Bad values raise `ValueError`."""
+
+    host: str = "127.0.0.1"
+    """Address to serve on. 0.0.0.0 admits other machines, and asks none of them for a key."""
+
+    port: int = 5000
+    """TCP port to serve on; 0 takes a free one, which `serve` returns."""
+
+    parsers: Sequence[str] = ()
+    """How the model writes tool calls (hermes, llama3_json, mistral, qwen3_coder) and thoughts
+    (qwen3, deepseek_r1, magistral, seed_oss): one of each at most. What is not named is told from
+    the chat template."""
+
+    verbose: bool = False
+    """Have the frontends log more."""
+
+    frontend_replicas: int = 4
+    """HTTP processes behind the one port. Each tokenizes and streams on a core of its own."""
+
+    def __post_init__(self) -> None:
+        _at_least("frontend_replicas", self.frontend_replicas, 1)
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port is {self.port}; it must be from 0 to 65535")
+        if isinstance(self.parsers, str):
+            raise ValueError(f"parsers is {self.parsers!r}; it must be a list of names")
+        for name in self.parsers:
+            if name not in (*TOOL_FORMATS, *REASONING_FORMATS):
+                names = ", ".join((*TOOL_FORMATS, *REASONING_FORMATS))
+                raise ValueError(f"parsers has {name!r}; there are {names}")
+        for formats in (TOOL_FORMATS, REASONING_FORMATS):
+            if sum(name in formats for name in self.parsers) > 1:
+                raise ValueError(f"parsers is {list(self.parsers)}: two of one kind")
+
+    @property
+    def tool_call_parser(self) -> str | None:
+        return next((name for name in self.parsers if name in TOOL_FORMATS), None)
+
+    @property
+    def reasoning_parser(self) -> str | None:
+        return next((name for name in self.parsers if name in REASONING_FORMATS), None)
+
+
+def process_environ() -> MutableMapping[str, str]:
+    """The process's environment."""
+    return os.environ
+
+
+def _at_least(name: str, value: float | None, least: float) -> None:
+    if value is not None and not value >= least:
+        raise ValueError(f"{name} is {value}; it must be at least {least}")
