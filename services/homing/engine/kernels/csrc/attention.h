@@ -171,6 +171,19 @@ INLINE vf load_kv(enum dtype dtype, const void *p, int i) {
   return dtype == BF16 ? load_bf16((const bf16 *)p + i) : load((const float *)p + i);
 }
 
+// One unit of work and where its tokens lie: head t is at `keys` + `offset[t]`, its value likewise.
+// Index 0 is the token `aligned`, a multiple of 16, so that a token's lane in sums over tokens does
+// not depend on where a window begins. Before the first and beyond the last token a neighbour's
+// offset is repeated: slots that nobody wrote are never read.
+typedef struct {
+  const Group *group;
+  int split, head;
+  int aligned, tokens;
+  size_t head_bytes;
+  const char *keys, *values;
+  size_t offset[SPLIT + TILE_TOKENS];
+} Unit;
+
 // Sums of the lanes of each of four vectors, always by the same tree.
 INLINE void sum_lanes_of_4(const vf *v, float *out) {
 #if LANES == 8
@@ -184,7 +197,7 @@ INLINE void sum_lanes_of_4(const vf *v, float *out) {
 
 // scores[q][t] = queries[q] . keys[t] for TILE_TOKENS tokens and `count` queries.
 INLINE void score_tile(const int count, const enum dtype dtype, const float *const *queries,
-                       const void *const *keys, int head_dim, float *scores) {
+                       const char *keys, const size_t *offset, int head_dim, float *scores) {
   vf sum[TILE_QUERIES][TILE_TOKENS];
 #pragma GCC unroll 3
   for (int q = 0; q < count; q++)
@@ -196,7 +209,7 @@ INLINE void score_tile(const int count, const enum dtype dtype, const float *con
     for (int q = 0; q < count; q++) query[q] = load(queries[q] + d);
 #pragma GCC unroll 4
     for (int t = 0; t < TILE_TOKENS; t++) {
-      vf key = load_kv(dtype, keys[t], d);
+      vf key = load_kv(dtype, keys + offset[t], d);
 #pragma GCC unroll 3
       for (int q = 0; q < count; q++) accumulate(&sum[q][t], query[q], key);
     }
@@ -210,22 +223,22 @@ INLINE void prefetch_head(const void *head, size_t bytes) {
 }
 
 // values[q][d ..] = sum over tokens of weights[q][t] * v[t][d ..], `vectors` vectors of d.
-INLINE void mix_tile(const int count, const int vectors, const enum dtype dtype, const float *weights,
-                     const void *const *v, int tokens, int d, float *values, int head_dim,
-                     const void *const *ahead, size_t head_bytes) {
+INLINE void mix_tile(const int count, const int vectors, const enum dtype dtype,
+                     const float *weights, const Unit *u, int d, float *values, int head_dim,
+                     const Unit *next) {
   vf sum[TILE_QUERIES][4];
 #pragma GCC unroll 3
   for (int q = 0; q < count; q++)
 #pragma GCC unroll 4
     for (int i = 0; i < vectors; i++) sum[q][i] = splat(0.f);
-  for (int t = 0; t < tokens; t++) {
-    if (ahead) prefetch_head(ahead[t], head_bytes);
+  for (int t = 0; t < u->tokens; t++) {
+    if (next) prefetch_head(next->keys + next->offset[t], next->head_bytes);
     vf weight[TILE_QUERIES];
 #pragma GCC unroll 3
     for (int q = 0; q < count; q++) weight[q] = splat(weights[q * SPLIT + t]);
 #pragma GCC unroll 4
     for (int i = 0; i < vectors; i++) {
-      vf value = load_kv(dtype, v[t], d + i * LANES);
+      vf value = load_kv(dtype, u->values + u->offset[t], d + i * LANES);
 #pragma GCC unroll 3
       for (int q = 0; q < count; q++) accumulate(&sum[q][i], weight[q], value);
     }
@@ -236,25 +249,24 @@ INLINE void mix_tile(const int count, const int vectors, const enum dtype dtype,
     for (int i = 0; i < vectors; i++) store(values + q * head_dim + d + i * LANES, sum[q][i]);
 }
 
-// Meanwhile, like mix_values, asks for the heads of the tokens `ahead` unless that is NULL: blocks
-// are scattered over memory, and in decode their latency is most of the time (see attend).
+// Meanwhile, like mix_values, asks for what is wanted next unless `next` is NULL: blocks are
+// scattered over memory, and in decode their latency is most of the time.
 INLINE void score_queries(const int count, const enum dtype dtype, const float *const *queries,
-                          const void *const *keys, int tokens, int head_dim, float *scores,
-                          const void *const *ahead, size_t head_bytes) {
-  for (int t = 0; t < tokens; t += TILE_TOKENS) {  // keys repeats its last token up to a whole tile
-    for (int i = 0; ahead && i < TILE_TOKENS; i++) prefetch_head(ahead[t + i], head_bytes);
-    score_tile(count, dtype, queries, keys + t, head_dim, scores + t);
+                          const Unit *u, int head_dim, float *scores, const Unit *next) {
+  for (int t = 0; t < u->tokens; t += TILE_TOKENS) {
+    for (int i = 0; next && i < TILE_TOKENS; i++)
+      prefetch_head(u->values + u->offset[t + i], u->head_bytes);
+    score_tile(count, dtype, queries, u->keys, u->offset + t, head_dim, scores + t);
   }
 }
 
 INLINE void mix_values(const int count, const enum dtype dtype, const float *weights,
-                       const void *const *v, int tokens, float *values, int head_dim,
-                       const void *const *ahead, size_t head_bytes) {
+                       const Unit *u, float *values, int head_dim, const Unit *next) {
   int d = 0;
-  for (; d + 4 * LANES <= head_dim; d += 4 * LANES, ahead = NULL)
-    mix_tile(count, 4, dtype, weights, v, tokens, d, values, head_dim, ahead, head_bytes);
-  for (; d < head_dim; d += LANES, ahead = NULL)
-    mix_tile(count, 1, dtype, weights, v, tokens, d, values, head_dim, ahead, head_bytes);
+  for (; d + 4 * LANES <= head_dim; d += 4 * LANES, next = NULL)
+    mix_tile(count, 4, dtype, weights, u, d, values, head_dim, next);
+  for (; d < head_dim; d += LANES, next = NULL)
+    mix_tile(count, 1, dtype, weights, u, d, values, head_dim, next);
 }
 
 // scores -> weights relative to their maximum; tokens outside of [begin, end) get weight 0.
@@ -278,42 +290,22 @@ static void softmax(float *scores, int tokens, int begin, int end, float scale, 
   *total = sum_lanes(sum);
 }
 
-// One unit of work and where its tokens lie. Index 0 of `keys` and `values` is the token
-// `aligned`, a multiple of 16, so that a token's lane in sums over tokens does not depend on where
-// a window begins. Beyond the last token, and before the first, a neighbour's place is repeated:
-// slots that nobody wrote are never read.
-typedef struct {
-  const Group *group;
-  int split, head;
-  int aligned, tokens;
-  const void *keys[SPLIT + TILE_TOKENS], *values[SPLIT + TILE_TOKENS];
-} Unit;
-
 static void locate_tokens(Unit *u, const AttentionPlan *plan, const AttentionShape *s,
-                          const Rows *b, enum dtype dtype, const char *keys, const char *values) {
+                          const Rows *b) {
   const int32_t *table = b->block_tables + (size_t)b->request_index[u->group->row] * b->max_blocks;
-  size_t head_bytes = s->head_dim * weight_bytes(dtype), token_bytes = s->num_kv_heads * head_bytes;
+  size_t token_bytes = s->num_kv_heads * u->head_bytes;
   int begin, end;
   split_tokens(plan, u->group, b, u->split, &begin, &end);
   u->aligned = begin / 16 * 16;
   u->tokens = end - u->aligned;
+  size_t *offset = u->offset - u->aligned;  // [token]
   for (int t = begin; t < end;) {
     int block_end = (t / b->block_size + 1) * b->block_size;
     size_t slot = (size_t)table[t / b->block_size] * b->block_size + t % b->block_size;
-    size_t offset = slot * token_bytes + u->head * head_bytes;
-    for (; t < end && t < block_end; t++, offset += token_bytes) {
-      u->keys[t - u->aligned] = keys + offset;
-      u->values[t - u->aligned] = values + offset;
-    }
+    for (; t < end && t < block_end; t++) offset[t] = slot++ * token_bytes;
   }
-  for (int i = 0; i < begin - u->aligned; i++) {
-    u->keys[i] = u->keys[begin - u->aligned];
-    u->values[i] = u->values[begin - u->aligned];
-  }
-  for (int i = u->tokens; i < SPLIT + TILE_TOKENS; i++) {
-    u->keys[i] = u->keys[u->tokens - 1];
-    u->values[i] = u->values[u->tokens - 1];
-  }
+  for (int t = u->aligned; t < begin; t++) offset[t] = offset[begin];
+  for (int t = end; t < u->aligned + SPLIT + TILE_TOKENS; t++) offset[t] = offset[end - 1];
 }
 
 // Many queries read the same keys and values: unpack bf16 once. Exact, so no bit changes.
@@ -321,15 +313,18 @@ INLINE size_t unpacked_floats(const AttentionShape *s) {
   return 2 * (size_t)(SPLIT + TILE_TOKENS) * s->head_dim;
 }
 static void unpack_tokens(Unit *u, const AttentionShape *s, float *memory) {
-  for (int t = 0; t < u->tokens + TILE_TOKENS; t++) {
+  float *to = memory;
+  for (int t = 0; t < u->tokens + TILE_TOKENS; t++, to += 2 * s->head_dim) {
+    const bf16 *key = (const bf16 *)(u->keys + u->offset[t]);
+    const bf16 *value = (const bf16 *)(u->values + u->offset[t]);
     for (int i = 0; i < s->head_dim; i += LANES) {
-      store(memory + i, load_bf16((const bf16 *)u->keys[t] + i));
-      store(memory + s->head_dim + i, load_bf16((const bf16 *)u->values[t] + i));
+      store(to + i, load_bf16(key + i));
+      store(to + s->head_dim + i, load_bf16(value + i));
     }
-    u->keys[t] = memory;
-    u->values[t] = memory + s->head_dim;
-    memory += 2 * s->head_dim;
+    u->offset[t] = (char *)to - (char *)memory;
   }
+  u->keys = (const char *)memory;
+  u->values = (const char *)(memory + s->head_dim);
 }
 
 typedef struct {
@@ -339,15 +334,12 @@ typedef struct {
 
 INLINE void attend_tile(const int count, const enum dtype dtype, const Unit *u, const Queries *q,
                         const AttentionShape *s, Part part, const Unit *next) {
-  size_t head_bytes = s->head_dim * weight_bytes(dtype);
   float scores[TILE_QUERIES * SPLIT] __attribute__((aligned(64)));
-  score_queries(count, dtype, q->vector, u->keys, u->tokens, s->head_dim, scores,
-                next ? u->values : NULL, head_bytes);
+  score_queries(count, dtype, q->vector, u, s->head_dim, scores, next);
   for (int i = 0; i < count; i++)
     softmax(scores + i * SPLIT, u->tokens, q->visible_from[i] - u->aligned,
             q->visible_to[i] - u->aligned, s->scale, part.best + i, part.total + i);
-  mix_values(count, dtype, scores, u->values, u->tokens, part.values, s->head_dim,
-             next ? next->keys : NULL, head_bytes);
+  mix_values(count, dtype, scores, u, part.values, s->head_dim, next);
 }
 
 INLINE void attend_tiles(const enum dtype dtype, const Unit *u, const AttentionPlan *plan,
@@ -436,14 +428,24 @@ INLINE size_t attention_scratch_floats(const AttentionShape *s) {
   return (s->num_kv_heads + 1) * part_floats(s) + unpacked_floats(s);
 }
 
-static void locate_unit(Unit *u, int index, const Group *g, const AttentionPlan *plan,
-                        const AttentionShape *s, const Rows *b, enum dtype dtype, const void *keys,
-                        const void *values) {
+// `index` is the first unit of a thread or follows `previous`, whose tokens it mostly shares.
+static void locate_unit(Unit *u, int index, const Group *g, const Unit *previous,
+                        const AttentionPlan *plan, const AttentionShape *s, const Rows *b,
+                        const char *keys, const char *values, size_t head_bytes) {
   if (index == g->unit + g->num_splits * s->num_kv_heads) g++;
   u->group = g;
   u->split = g->split + (index - g->unit) / s->num_kv_heads;
   u->head = (index - g->unit) % s->num_kv_heads;
-  locate_tokens(u, plan, s, b, dtype, keys, values);
+  u->head_bytes = head_bytes;
+  u->keys = keys + u->head * head_bytes;
+  u->values = values + u->head * head_bytes;
+  if (previous && previous->group == g && previous->split == u->split) {
+    u->aligned = previous->aligned;
+    u->tokens = previous->tokens;
+    memcpy(u->offset, previous->offset, sizeof u->offset);
+  } else {
+    locate_tokens(u, plan, s, b);
+  }
 }
 
 // While a unit's keys are read its values are asked for, and while those are read the next one's
@@ -452,19 +454,19 @@ static void attend(AttentionPlan *plan, const AttentionShape *s, const Rows *b, 
                    const float *queries, size_t stride, const void *keys, const void *values,
                    float *out, float *scratch, int thread) {
   int begin = plan->thread_unit[thread], end = plan->thread_unit[thread + 1];
-  size_t floats = part_floats(s);
+  size_t floats = part_floats(s), head_bytes = s->head_dim * weight_bytes(dtype);
   float *unpacked = scratch + (s->num_kv_heads + 1) * floats;
   Unit units[2];
   if (begin < end)
-    locate_unit(&units[begin % 2], begin, &plan->groups[plan->thread_group[thread]], plan, s, b,
-                dtype, keys, values);
+    locate_unit(&units[begin % 2], begin, &plan->groups[plan->thread_group[thread]], NULL, plan, s,
+                b, keys, values, head_bytes);
   for (int i = begin; i < end; i++) {
     Unit *u = &units[i % 2], *next = &units[(i + 1) % 2];
     const Group *g = u->group;
     float *stored = plan->parts + (size_t)g->shared * plan->max_splits * s->num_kv_heads * floats;
     Part sum = part_at(s, scratch + (u->head + 1) * floats);
     Part part = part_at(s, g->shared < 0 ? scratch : stored + (i - g->unit) * floats);
-    if (i + 1 < end) locate_unit(next, i + 1, g, plan, s, b, dtype, keys, values);
+    if (i + 1 < end) locate_unit(next, i + 1, g, u, plan, s, b, keys, values, head_bytes);
     attend_unit(u, dtype, plan, s, b, queries, stride, part, unpacked, i + 1 < end ? next : u);
     if (g->shared < 0) {
       merge_part(sum, part, g->rows * s->group, s->head_dim, u->split == g->split);
