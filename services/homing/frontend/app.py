@@ -12,6 +12,7 @@ from homing.errors import HomingError, InternalError
 from homing.frontend.access import Access, AccessSettings
 from homing.frontend.chat import chat_job
 from homing.frontend.completions import completion_job
+from homing.frontend.control_routes import control_routes
 from homing.frontend.http_errors import error_body, headers_of, http_error_body, status_of
 from homing.frontend.measures import Stopwatch
 from homing.frontend.metrics import CONTENT_TYPE, render_metrics
@@ -21,7 +22,7 @@ from homing.frontend.openai.requests import read_chat, read_completion
 from homing.frontend.openai.sampling import MAX_REQUEST_ID_CHARACTERS
 from homing.frontend.page import page_routes
 from homing.frontend.service import Service
-from homing.frontend.status import health, load, model_entry, server_info
+from homing.frontend.status import generate_for_health, health, load, model_entry, server_info
 from homing.frontend.stream import Call, answer, json_response
 from homing.frontend.token_routes import detokenize, tokenize
 
@@ -35,6 +36,7 @@ def create_app(service: Service, settings: AccessSettings | None = None) -> Quar
     _add_openai_routes(app, service)
     _add_token_routes(app, service)
     _add_status_routes(app, service)
+    app.register_blueprint(control_routes(service, access))
     _add_error_handlers(app)
 
     @app.before_request
@@ -108,6 +110,10 @@ def _add_status_routes(app: Quart, service: Service) -> None:
     async def get_health() -> Response:
         body = health(service)
         return json_response(body, 200 if body["status"] == "ok" else 503)
+
+    @app.get("/health_generate")
+    async def get_health_generate() -> Response:
+        return json_response(await generate_for_health(service))
 
     @app.get("/metrics")
     async def metrics() -> Response:

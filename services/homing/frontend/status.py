@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import struct
 from importlib.metadata import version
 from typing import Any
 
+from homing.errors import Unavailable
 from homing.frontend.service import ServedModel, Service
+from homing.params import SamplingParams
+from homing.wire import FleetState
+
+HEALTH_TIMEOUT_S = 20.0
+"""For the one token of a deep health check, which waits for its turn as others do."""
 
 
 def health(service: Service) -> dict[str, Any]:
@@ -24,6 +32,25 @@ def health(service: Service) -> dict[str, Any]:
         "ranks": [{"rank": r.rank, "live": r.live, "state": r.state.value} for r in fleet.ranks],
         "lost_ranks": [r.rank for r in fleet.ranks if not r.live],
     }
+
+
+async def generate_for_health(service: Service) -> dict[str, Any]:
+    """`health`, after a token was generated. While the fleet is paused nothing is tried: it is as
+    it was told to be. Raises what the generation raises."""
+    model, fleet = service.model, service.client.fleet
+    if fleet.state is FleetState.RUNNING:
+        prompt = struct.pack("<I", model.tokenizer.bos_token_id or 0)
+        params = SamplingParams(temperature=0.0, num_tokens_to_generate=1)
+        generation = service.client.submit(prompt, params)
+        try:
+            async with asyncio.timeout(HEALTH_TIMEOUT_S):
+                async for _ in generation:
+                    pass
+        except TimeoutError:
+            raise Unavailable(f"no token came in {HEALTH_TIMEOUT_S:g} s") from None
+        finally:
+            generation.cancel()
+    return health(service)
 
 
 def model_entry(model: ServedModel, name: str) -> dict[str, Any]:

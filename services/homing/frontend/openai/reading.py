@@ -19,7 +19,9 @@ def read_body(kind: type[T], body: bytes | str) -> T:
     try:
         return _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"invalid request body: {error}", field=_field(str(error))) from error
+        raise InvalidRequest(
+            f"invalid request body: {error}", field=field_of(str(error))
+        ) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the request body is not valid JSON: {error}") from error
 
@@ -29,7 +31,7 @@ def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
     return msgspec.json.Decoder(kind)
 
 
-def _field(message: str) -> str | None:
+def field_of(message: str) -> str | None:
     """The field that msgspec's message is about: `... at `$.stop[0]`` or `missing ... `prompt``."""
     match = re.search(r"`(?:.* in `)?\$\.(\w+)", message) or re.search(r"field `(\w+)`", message)
     return match[1] if match else None
