@@ -11,8 +11,10 @@ import pytest
 from homing.bench.replay.traces import is_recording, lines_of, load_trace
 from homing.bench.route import main
 from homing.coordinator import recording
+from homing.coordinator.config import CoordinatorConfig
 from homing.coordinator.recording import Recorder
 from homing.coordinator.routing import POLICY_NAMES
+from homing.coordinator.server import Server
 from homing.coordinator.state import Coordinator
 from homing.errors import ConfigError
 from homing.wire import Heartbeat, pack_payload
@@ -119,6 +121,14 @@ def test_the_bench_compares_a_recording_and_replays_its_requests(
     assert comparison["num_same"] == comparison["num_decisions"] == workload.num_requests
     assert result["requests"] == workload.num_requests
     assert result["hit_rate"] > 0.3, "prefixes are as common as they were"
+
+
+def test_the_coordinator_process_records_where_it_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    server = Server(CoordinatorConfig(bind=f"ipc://{tmp_path}/socket", alpha=0.25, record=path))
+    server.close()
+    assert json.loads(next(lines_of(path)))["alpha"] == 0.25
+    assert recording.replay(lines_of(path)) == (0, 0)
 
 
 def test_what_is_no_recording_is_refused() -> None:
