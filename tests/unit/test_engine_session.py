@@ -205,6 +205,16 @@ def test_after_a_silence_the_engine_drops_its_work_and_goes_on_saying_hello():
     assert again.incarnation == 1
 
 
+def test_a_lost_connection_ends_the_session_once():
+    session, engine = joined()
+    session.handle(submit(), 1.0)
+    [hello] = session.lost_connection(2.0)
+    assert isinstance(hello, Hello)
+    assert hello.incarnation == 1
+    assert not engine.has_unfinished_requests
+    assert session.lost_connection(2.1) == []
+
+
 def test_a_coordinator_that_shows_itself_is_not_silent():
     session, _ = joined()
     for now in range(1, 60):

@@ -11,7 +11,9 @@ import zmq
 
 from homing.errors import ConfigError
 from homing.transport import AsyncDealer, Dealer, Router, SendResult, peer_identity
+from homing.transport import frames as frames_
 from homing.transport.frames import MAX_BURST, ZERO_COPY_BYTES
+from tests.support.tcp_proxy import TcpProxy
 
 IDENTITY = peer_identity("engine", 5)
 
@@ -123,10 +125,68 @@ def test_a_peer_that_reconnects_with_its_identity_takes_it_over_at_once():
     router.close()
 
 
+def wait_for_loss(dealer: Dealer, router: Router) -> None:
+    deadline = time.monotonic() + 10
+    while not dealer.lost_connection:
+        assert time.monotonic() < deadline
+        next(dealer.receive(0.01), None)
+        next(router.receive(0.01), None)
+    dealer.lost_connection = False
+
+
+def test_a_connection_that_is_reset_is_told_and_made_good():
+    router = Router("tcp://127.0.0.1:0", send_queue=10)
+    with TcpProxy(router.address) as network:
+        dealer = Dealer(network.address, IDENTITY)
+        dealer.send([b"1"])
+        assert receive_one(router) == (IDENTITY, [b"1"])
+        assert not dealer.lost_connection
+        network.cut()
+        wait_for_loss(dealer, router)
+        dealer.send([b"2"])
+        assert receive_one(router) == (IDENTITY, [b"2"])
+        dealer.close()
+    router.close()
+
+
+def test_a_half_open_connection_is_told_and_made_good(monkeypatch: pytest.MonkeyPatch):
+    """Nobody closed it and nothing comes through: only pings that stay unanswered show it."""
+    monkeypatch.setattr(frames_, "PING_MS", 50)
+    monkeypatch.setattr(frames_, "PING_TIMEOUT_MS", 200)
+    router = Router("tcp://127.0.0.1:0", send_queue=10)
+    with TcpProxy(router.address) as network:
+        dealer = Dealer(network.address, IDENTITY)
+        dealer.send([b"1"])
+        receive_one(router)
+        network.freeze()
+        wait_for_loss(dealer, router)
+        dealer.send([b"2"])
+        assert receive_one(router) == (IDENTITY, [b"2"])
+        dealer.close()
+    router.close()
+
+
+async def test_the_asyncio_dealer_tells_of_a_lost_connection():
+    router = Router("tcp://127.0.0.1:0", send_queue=10)
+    losses: list[float] = []
+    with TcpProxy(router.address) as network:
+        on_loss = lambda: losses.append(time.monotonic())  # noqa: E731 - one line is its name
+        dealer = AsyncDealer(network.address, IDENTITY, lambda _: None, on_loss)
+        dealer.send([b"1"])
+        await asyncio.to_thread(receive_one, router)
+        assert not losses
+        network.cut()
+        async with asyncio.timeout(5):
+            while not losses:
+                await asyncio.sleep(0.01)
+        dealer.close()
+    router.close()
+
+
 async def test_the_asyncio_dealer_misses_no_message_of_many_that_come_while_it_sends():
     router = Router("tcp://127.0.0.1:0", send_queue=0)
     received: list[object] = []
-    dealer = AsyncDealer(router.address, IDENTITY, received.append)
+    dealer = AsyncDealer(router.address, IDENTITY, received.append, lambda: None)
     answered, deadline = 0, time.monotonic() + 10
     for number in range(2000):
         dealer.send([str(number).encode()])

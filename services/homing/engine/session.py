@@ -127,6 +127,13 @@ class EngineSession:
         )
         return [hello]
 
+    def lost_connection(self, now: float) -> list[Message]:
+        """What was on its way is gone: the coordinator and this engine begin anew."""
+        if self.state is SessionState.JOINING:
+            return []
+        log.warning("the connection to the coordinator broke")
+        return self._rejoin(now)
+
     def _rejoin(self, now: float) -> list[Message]:
         """Drop all work, silently: whoever wanted it submits it again."""
         log.info("rejoining", extra={"dropped_requests": len(self._attempt_of)})

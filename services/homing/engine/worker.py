@@ -54,6 +54,9 @@ class Worker:
     def _turn(self) -> None:
         for frames in self._dealer.receive(self._idle_s()):
             self._receive(frames)
+        if self._dealer.lost_connection:
+            self._dealer.lost_connection = False
+            self._send(self._session.lost_connection(time.monotonic()))
         self._send(self._session.tick(time.monotonic()))
         if self._engine.has_work:
             self._send(self._session.outputs(self._engine.step()))

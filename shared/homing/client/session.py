@@ -100,7 +100,9 @@ class Session:
         refused."""
         self._loop = asyncio.get_running_loop()
         identity = peer_identity(Role.CLIENT.value, self.uid)
-        self._dealer = AsyncDealer(self._address, identity, self._on_frames)
+        self._dealer = AsyncDealer(
+            self._address, identity, self._on_frames, self._on_lost_connection
+        )
         self._say_hello()
         self._beating = asyncio.create_task(self._beat(), name="homing-client-heartbeat")
         missing = f"no coordinator answers at {self._address}"
@@ -214,7 +216,7 @@ class Session:
             case AbortMatched():
                 self._answer(message.token, message.num_requests)
             case Rejoin():
-                self._on_rejoin()
+                self._begin_anew("the coordinator was restarted")
             case Refused():
                 self._failure = ConfigError(f"the coordinator refuses: {message.reason}")
                 self._on_failure(self._failure)
@@ -231,12 +233,16 @@ class Session:
             log.info("rejoined the coordinator")
             self._on_rejoined()
 
-    def _on_rejoin(self) -> None:
+    def _on_lost_connection(self) -> None:
+        log.info("the connection to the coordinator broke")
+        self._begin_anew("the connection to the coordinator broke")
+
+    def _begin_anew(self, why: str) -> None:
         # One Hello for a burst of Rejoins: an unknown sender is told so for each message it sent.
         if self._welcomed:
             self._welcomed = False
             self._incarnation += 1
-            self._fail_answers("the coordinator was restarted")
+            self._fail_answers(why)
             self._say_hello()
 
     def _set_fleet(self, fleet: FleetView) -> None:

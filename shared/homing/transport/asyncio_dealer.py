@@ -9,6 +9,7 @@ import zmq
 from typing_extensions import Buffer
 
 from homing.transport import frames as frames_
+from homing.transport.connection import Connection
 
 
 class AsyncDealer:
@@ -19,16 +20,26 @@ class AsyncDealer:
     """
 
     def __init__(
-        self, address: str, identity: bytes, on_message: Callable[[list[Buffer]], None]
+        self,
+        address: str,
+        identity: bytes,
+        on_message: Callable[[list[Buffer]], None],
+        on_lost_connection: Callable[[], None],
     ) -> None:
+        """on_lost_connection: the connection broke, and what was on its way was lost with it."""
         self._on_message = on_message
+        self._on_lost_connection = on_lost_connection
         self._loop = asyncio.get_running_loop()
         self._turn_due = False
         self._socket = frames_.new_socket(zmq.DEALER, send_queue=0, receive_queue=0)
         self._socket.setsockopt(zmq.IDENTITY, identity)
+        self._connection = Connection(self._socket)
         self._socket.connect(address)
         self._fd = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._turn)
+        self._monitor_fd = int(self._connection.monitor.getsockopt(zmq.FD))
+        self._loop.add_reader(self._monitor_fd, self._look_at_connection)
+        self._connection.broke()  # the descriptor signals only to who found nothing before
         self._ask_for_turn()
 
     def send(self, frames: Sequence[Buffer]) -> None:
@@ -40,7 +51,13 @@ class AsyncDealer:
         """Close, waiting up to `linger_s` in the background for what is unsent. Idempotent."""
         if not self._socket.closed:
             self._loop.remove_reader(self._fd)
+            self._loop.remove_reader(self._monitor_fd)
+            self._connection.close()
             self._socket.close(linger=round(linger_s * 1000))
+
+    def _look_at_connection(self) -> None:
+        if not self._socket.closed and self._connection.broke():
+            self._on_lost_connection()
 
     def _ask_for_turn(self) -> None:
         if not self._turn_due:

@@ -10,21 +10,27 @@ import zmq
 from typing_extensions import Buffer
 
 from homing.transport import frames as frames_
+from homing.transport.connection import Connection
 
 
 class Dealer:
     """A connected DEALER socket. Start order does not matter: libzmq goes on trying to connect."""
 
+    lost_connection = False
+    """The connection broke, and with it was lost what was on its way. For the owner to clear."""
+
     def __init__(self, address: str, identity: bytes) -> None:
         # No bound on the send queue: what waits in it is bounded by the work that was accepted.
         self._socket = frames_.new_socket(zmq.DEALER, send_queue=0, receive_queue=0)
         self._socket.setsockopt(zmq.IDENTITY, identity)
+        self._connection = Connection(self._socket)
         self._socket.connect(address)
         self._wakened, self._waker = socketpair()
         self._waker.setblocking(False)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wakened, zmq.POLLIN)
+        self._poller.register(self._connection.monitor, zmq.POLLIN)
 
     def receive(self, timeout_s: float) -> Iterator[list[Buffer]]:
         """Wait up to `timeout_s` (0: not at all) for a message or `wake`, then yield a burst."""
@@ -32,6 +38,7 @@ class Dealer:
             ready = dict(self._poller.poll(round(timeout_s * 1000)))
             if self._wakened.fileno() in ready:
                 self._wakened.recv(4096)
+        self.lost_connection |= self._connection.broke()
         yield from frames_.drain(self._socket)
 
     def wake(self) -> None:
@@ -45,6 +52,7 @@ class Dealer:
 
     def close(self, *, linger_s: float = 0.0) -> None:
         """Close, waiting up to `linger_s` in the background for what is unsent."""
+        self._connection.close()
         self._socket.close(linger=round(linger_s * 1000))
         self._wakened.close()
         self._waker.close()

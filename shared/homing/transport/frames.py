@@ -21,6 +21,10 @@ MAX_BURST = 256
 MAX_FRAME_BYTES = 64 * 2**20
 """A peer that sends a larger frame is disconnected by libzmq: nothing we send comes near."""
 
+PING_MS = 2_000
+PING_TIMEOUT_MS = 10_000
+"""A connection over which nothing came for so long after a ping is broken."""
+
 # Plain ints, and a loop of our own in `send`: send_multipart would combine zmq's flag enums anew
 # for each frame, which costs three times what the sending does.
 _NOBLOCK = int(zmq.NOBLOCK)
@@ -62,5 +66,6 @@ def new_socket(kind: int, *, send_queue: int, receive_queue: int) -> zmq.Socket[
     socket.setsockopt(zmq.SNDHWM, send_queue)
     socket.setsockopt(zmq.RCVHWM, receive_queue)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, PING_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, PING_TIMEOUT_MS)
     return socket
