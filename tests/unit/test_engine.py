@@ -261,7 +261,7 @@ def test_an_aborted_request_ends_with_abort_and_returns_all_its_blocks(num_steps
 def test_an_abort_is_delivered_while_paused():
     engine, _ = make_engine()
     engine.add_request("r", np.array(PROMPT), GREEDY)
-    engine.pause()
+    engine.lifecycle.pause()
     engine.abort("r")
     assert engine.has_work
     [output] = engine.step()

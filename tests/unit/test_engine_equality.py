@@ -173,10 +173,10 @@ def test_pausing_changes_nothing(kind: str):
         answers.setdefault(3, Answer())
         for output in engine.step():
             answers[3].add(output)
-    engine.pause()
+    engine.lifecycle.pause()
     assert not engine.has_work
     assert engine.step() == []
-    engine.unpause()
+    engine.lifecycle.unpause()
     assert same(run(engine, answers)[3], alone(3, PARAMS[kind]))
 
 
@@ -188,7 +188,7 @@ def test_clearing_the_prefix_cache_amid_an_answer_changes_nothing(kind: str):
 
     def clear(step: int) -> None:
         if step in (1, 4):
-            engine.reset_prefix_cache()
+            engine.lifecycle.reset_prefix_cache()
 
     answers = run(engine, before_step=clear)
     assert same(answers[3], alone(3, PARAMS[kind]))

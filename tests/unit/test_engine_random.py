@@ -68,7 +68,7 @@ def test_all_answers_are_right_and_nothing_leaks(seed: int):
                 aborted.add(victim.key)
                 engine.abort(victim.key)
         if source.random() < 0.02:
-            engine.reset_prefix_cache()
+            engine.lifecycle.reset_prefix_cache()
 
     answers = run(engine, before_step=disturb)
     assert set(answers) == set(range(NUM_REQUESTS))

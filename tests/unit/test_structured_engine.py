@@ -192,11 +192,11 @@ def test_a_request_can_be_aborted_before_its_grammar_is_there(grammars):
 
 def test_a_paused_engine_takes_grammars_and_starts_nothing(tokenizer, grammars):
     engine = engine_of(grammars)
-    engine.pause()
+    engine.lifecycle.pause()
     grammars.compile(Choice(("yes",))).result()
     engine.add_request(1, PROMPT, params_of(Choice(("yes",))))
     assert not engine.has_work
-    engine.unpause()
+    engine.lifecycle.unpause()
     assert text_of(tokenizer, run_all(engine)[1]) == "yes"
 
 

@@ -35,7 +35,7 @@ def output_message(client: int, deltas: list[Delta], finished: list[FinishedRequ
     )
 
 
-def delta_of(key: Attempt, output: RequestOutput, epoch: int) -> Delta:
+def delta_of(key: Attempt, output: RequestOutput) -> Delta:
     scores = output.log_probs
     prompt = output.prompt_log_probs
     return Delta(
@@ -46,7 +46,7 @@ def delta_of(key: Attempt, output: RequestOutput, epoch: int) -> Delta:
         None if scores is None else _top(scores),
         (output.request.num_cached_at_start or 0) if output.is_first else None,
         None if prompt is None else PromptLogProbs(prompt.chosen.tobytes(), _top(prompt)),
-        epoch,
+        output.epoch,
         output.finish,
     )
 

@@ -70,6 +70,11 @@ class BlockPool:
     def num_cached(self) -> int:
         return len(self._cached)
 
+    @property
+    def blocks_in_use(self) -> list[int]:
+        """Held or cached: those whose contents matter."""
+        return [block for block in range(1, self.num_blocks) if block not in self._free]
+
     def __contains__(self, block_hash: BlockHash) -> bool:
         return block_hash in self._block_of_hash
 

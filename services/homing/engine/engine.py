@@ -18,6 +18,7 @@ from homing.engine.endings import (
 )
 from homing.engine.intake import Intake
 from homing.engine.kv_cache import KVCache
+from homing.engine.lifecycle import Lifecycle
 from homing.engine.limits import EngineLimits
 from homing.engine.log_probs import LogProbs
 from homing.engine.models import Model
@@ -42,6 +43,8 @@ class RequestOutput(NamedTuple):
 
     request: Request
     token_ids: list[int]
+    epoch: int
+    """Under whose weights they were sampled."""
     log_probs: LogProbs | None = None
     """Of `token_ids`, when asked for."""
     prompt_log_probs: LogProbs | None = None
@@ -72,7 +75,6 @@ class Engine:
         self.limits = limits
         self.wake: Callable[[], None] = lambda: None
         """Called on another thread when there is work again without a call from here."""
-        self.epoch = 0
         self.counters = EngineCounters()
         self.queue_time = Histogram("request_queue_time_seconds", QUEUE_TIMES_S)
         """From `add_request` to the first step with a part of the request."""
@@ -84,6 +86,7 @@ class Engine:
         )
         self._intake = Intake(model.shape, limits, tokenizer)
         self.runner = parts.runner(model, cache, limits.block_size, parts.sampler)
+        self.lifecycle = Lifecycle(self.scheduler, self.block_pool, self.runner, self.abort_all)
         self._grammars = grammars
         self._compiling: dict[RequestKey, Future[CompiledGrammar]] = {}
         self._requests: dict[RequestKey, Request] = {}
@@ -121,7 +124,7 @@ class Engine:
             num_resumed=num_resumed,
             max_new_tokens=max_new_tokens,
             cache_salt=cache_salt,
-            epoch=self.epoch,
+            epoch=self.lifecycle.epoch,
         )
         self._requests[key] = request
         request.queued_at = time.perf_counter()
@@ -151,6 +154,10 @@ class Engine:
             self._grammars.close()
 
     @property
+    def num_unfinished_requests(self) -> int:
+        return len(self._requests)
+
+    @property
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 
@@ -159,8 +166,11 @@ class Engine:
         """A step would bring something."""
         if self._outputs or self.scheduler.paused:
             return bool(self._outputs)
-        some_ready = len(self._requests) > len(self._compiling)
-        return some_ready or any(future.done() for future in self._compiling.values())
+        if any(future.done() for future in self._compiling.values()):
+            return True
+        if self.scheduler.is_closed:
+            return self.scheduler.has_ready
+        return len(self._requests) > len(self._compiling)
 
     @property
     def stats(self) -> EngineStats:
@@ -172,23 +182,6 @@ class Engine:
             kv_used_blocks=self.block_pool.num_held,
             kv_total_blocks=self.block_pool.capacity,
         )
-
-    # Control
-
-    @property
-    def paused(self) -> bool:
-        return self.scheduler.paused
-
-    def pause(self) -> None:
-        """Run no request until `unpause`; what is there stays, and what comes waits."""
-        self.scheduler.paused = True
-
-    def unpause(self) -> None:
-        self.scheduler.paused = False
-
-    def reset_prefix_cache(self) -> int:
-        """Forget every prefix. Returns how many blocks were in the index."""
-        return self.scheduler.clear_prefix_cache()
 
     # The loop's body
 
@@ -202,6 +195,11 @@ class Engine:
             load = plan.load  # before the step changes what its requests do
             self._update(plan, self.runner.run(plan))
             self._count(load, time.perf_counter() - start)
+        self.lifecycle.after_step()
+        return self.take_outputs()
+
+    def take_outputs(self) -> list[RequestOutput]:
+        """What came about since the last step, without another one."""
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -275,7 +273,15 @@ class Engine:
             if request.sampling.wants_prompt_log_probs and request.prompt_scores.complete:
                 prompt_log_probs = request.prompt_scores.take()
         self._outputs.append(
-            RequestOutput(request, token_ids, log_probs, prompt_log_probs, is_first, finish)
+            RequestOutput(
+                request,
+                token_ids,
+                self.lifecycle.epoch,
+                log_probs,
+                prompt_log_probs,
+                is_first,
+                finish,
+            )
         )
 
     def _count(self, load: StepLoad, seconds: float) -> None:

@@ -13,7 +13,6 @@ from homing.engine.request import Request, RequestKey
 from homing.engine.stop_words import StopWords
 from homing.errors import ContextLengthExceeded, InvalidRequest
 from homing.params import SamplingParams
-from homing.prefix import prefix_salt
 from homing.tokenizer import Tokenizer
 
 
@@ -48,7 +47,8 @@ class Intake:
             block_size=self._limits.block_size,
             max_new_tokens=self._room(len(prompt), sampling, num_resumed, max_new_tokens),
             num_resumed=num_resumed,
-            salt=prefix_salt(epoch=epoch, cache_salt=cache_salt),
+            cache_salt=cache_salt,
+            epoch=epoch,
             stop_token_ids=frozenset((*eos, *sampling.stop_token_ids)),
             stop_words=self._stop_words(prompt[: len(prompt) - num_resumed], sampling.stop_words),
         )

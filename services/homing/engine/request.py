@@ -24,7 +24,7 @@ from homing.engine.log_probs import PromptScores
 from homing.engine.stop_words import StopWords
 from homing.engine.structured.grammar import GrammarState
 from homing.params import SamplingParams
-from homing.prefix import BlockHash, extend_hashes
+from homing.prefix import BlockHash, extend_hashes, prefix_salt
 
 RequestKey = Hashable
 """What names a request for whoever submitted it."""
@@ -71,7 +71,8 @@ class Request:
         block_size: int,
         max_new_tokens: int,
         num_resumed: int = 0,
-        salt: bytes = b"",
+        cache_salt: str = "",
+        epoch: int = 0,
         stop_token_ids: frozenset[int] = frozenset(),
         stop_words: StopWords | None = None,
     ) -> None:
@@ -80,7 +81,7 @@ class Request:
         seed: decides the noise, together with a token's position.
         max_new_tokens: in this attempt; the caller has checked that they fit the context.
         num_resumed: how many of the last tokens of `prompt` an earlier attempt generated.
-        salt: keeps the prefixes of other weights and other tenants apart.
+        cache_salt, epoch: keep the prefixes of other tenants and of other weights apart.
         stop_token_ids: the model's own included, unless ignored.
         """
         self.key = key
@@ -111,7 +112,8 @@ class Request:
         self._tokens = np.empty(self.max_tokens, np.int32)
         self._tokens[: self.num_tokens] = prompt
         self._block_size = block_size
-        self._salt = salt
+        self._cache_salt = cache_salt
+        self._salt = prefix_salt(epoch=epoch, cache_salt=cache_salt)
         self.block_table = np.zeros(-(-self.max_tokens // block_size), np.int32)
         self.num_blocks = 0
         self.num_shared_tokens = 0
@@ -199,6 +201,14 @@ class Request:
         self.num_blocks = self.num_cached = self.num_computed = 0
         self.num_shared_tokens = self.num_registered = 0
         return blocks
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Blocks that are computed from now on have other names. Those that it holds, from before,
+        keep none."""
+        self._salt = prefix_salt(epoch=epoch, cache_salt=self._cache_salt)
+        self.hashes = []
+        if self.phase is Phase.WAITING:
+            self.extend_hashes()
 
     def extend_hashes(self) -> None:
         """Hash the full blocks of tokens that have no hash yet."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 from operator import attrgetter
 
 from homing.engine.block_pool import BlockPool
@@ -55,10 +55,11 @@ class Scheduler:
         self.running: list[Request] = []
         self.paused = False
         self.num_preemptions = 0
+        self._num_arrivals = 0
+        self._closed_at: int | None = None  # arrivals from this number on are not admitted
         self._pool = pool
         self._block_size = block_size
         self._limits = limits
-        self._arrivals = count()
         self._computing: dict[BlockHash, Request] = {}  # prompt block -> who will compute it
 
     # The three steps
@@ -92,7 +93,7 @@ class Scheduler:
     def _admit(self) -> None:
         refused: list[Request] = []
         for request in list(self.waiting):
-            if len(self.running) == self._limits.max_batch_requests:
+            if len(self.running) == self._limits.max_batch_requests or self._comes_late(request):
                 return
             if not request.is_ready or self._waits_for_prefix(request):
                 continue
@@ -173,8 +174,36 @@ class Scheduler:
     # What happens to requests
 
     def add(self, request: Request) -> None:
-        request.arrival = next(self._arrivals)
+        request.arrival = self._num_arrivals
+        self._num_arrivals += 1
         self.waiting.append(request)
+
+    def close(self) -> None:
+        """Admit only what is there already, until `open`."""
+        if self._closed_at is None:
+            self._closed_at = self._num_arrivals
+
+    def open(self) -> None:
+        self._closed_at = None
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed_at is not None
+
+    @property
+    def num_admissible(self) -> int:
+        """Requests that are running, or may come to it."""
+        return len(self.running) + sum(not self._comes_late(r) for r in self.waiting)
+
+    @property
+    def has_ready(self) -> bool:
+        """Some request is running, or could be admitted as far as the request is concerned."""
+        if self.running:
+            return True
+        return any(r.is_ready and not self._comes_late(r) for r in self.waiting)
+
+    def _comes_late(self, request: Request) -> bool:
+        return self._closed_at is not None and request.arrival >= self._closed_at
 
     def computed(self, chunk: Chunk) -> None:
         """The chunk was run: its tokens are computed, and blocks that it filled can be shared."""
@@ -206,6 +235,17 @@ class Scheduler:
             request.registers_blocks = False
         self._computing.clear()
         return self._pool.clear_index()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """The weights are others: no block that was computed until now is found again."""
+        self.clear_prefix_cache()
+        for request in (*self.running, *self.waiting):
+            request.begin_epoch(epoch)
+
+    def preempt_all(self) -> None:
+        """Give back all blocks; what is running will be computed again, in its old order."""
+        for request in list(self.running):
+            self._preempt(request)
 
     def _preempt(self, request: Request) -> None:
         self.num_preemptions += 1

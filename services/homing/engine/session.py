@@ -16,25 +16,24 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from enum import Enum
-from typing import Any, assert_never
+from typing import assert_never
 
 import numpy as np
 
 from homing.engine.answers import Attempt, delta_of, finished_of, output_message
+from homing.engine.commands import Commands
 from homing.engine.engine import Engine, RequestOutput
 from homing.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
 from homing.params import SamplingParams
 from homing.wire import (
     PROTOCOL_VERSION,
     Abort,
-    Command,
     Control,
     ControlDone,
     Delta,
     Finish,
     FinishedRequest,
     FinishReason,
-    FleetState,
     Heartbeat,
     Hello,
     Message,
@@ -78,7 +77,7 @@ class EngineSession:
         self._rank = rank
         self._join_timeout_s = join_timeout_s
         self._attempt_of: dict[tuple[int, int], int] = {}  # (client, request id) -> attempt running
-        self._control_sequence = 0
+        self._commands = Commands(engine)
         self._retry_s = FIRST_RETRY_S
         self._heartbeat_s = FIRST_RETRY_S
         self._joining_since = 0.0
@@ -120,10 +119,11 @@ class EngineSession:
             self._uid,
             self.incarnation,
             rank=self._rank,
-            state=self._fleet_state,
-            epoch=self._engine.epoch,
-            control_sequence=self._control_sequence,
+            state=self._engine.lifecycle.state,
+            epoch=self._engine.lifecycle.epoch,
+            control_sequence=self._commands.sequence,
             model_card=self._card,
+            weights=self._commands.weights_from,
         )
         return [hello]
 
@@ -138,6 +138,7 @@ class EngineSession:
         """Drop all work, silently: whoever wanted it submits it again."""
         log.info("rejoining", extra={"dropped_requests": len(self._attempt_of)})
         self._attempt_of.clear()
+        self._commands.drop()
         self._engine.abort_all()
         self.incarnation += 1
         return self.start(now)
@@ -160,7 +161,9 @@ class EngineSession:
                 self._abort(message)
                 return []
             case Control():
-                return [self._control(message)]
+                if self.state is SessionState.JOINING:
+                    return []  # it was for the session before
+                return self._with_outputs(self._commands.take(message))
             case Heartbeat():
                 return []
             case _:
@@ -169,6 +172,7 @@ class EngineSession:
     def _welcome(self, message: Welcome, now: float) -> list[Message]:
         """The fleet's state is not taken over here: the coordinator sends commands to reach it."""
         self.state = SessionState.JOINED
+        self._commands.rank = message.rank
         self._heartbeat_s = message.heartbeat_s
         self.next_tick = now + message.heartbeat_s
         log.info("joined the fleet", extra={"rank": message.rank, "incarnation": self.incarnation})
@@ -208,25 +212,21 @@ class EngineSession:
         if self._attempt_of.get((message.client, message.request_id)) == message.attempt:
             self._engine.abort(Attempt(message.client, message.request_id, message.attempt))
 
-    def _control(self, message: Control) -> ControlDone:
-        """Repeats are harmless, so every command is simply carried out."""
-        results: dict[str, Any] = {}
-        match message.command:
-            case Command.PAUSE:
-                self._engine.pause()
-            case Command.UNPAUSE:
-                self._engine.unpause()
-            case Command.RESET_PREFIX_CACHE:
-                results["dropped_blocks"] = self._engine.reset_prefix_cache()
-            case _:
-                assert_never(message.command)
-        self._control_sequence = message.sequence
-        results["unfinished_requests"] = len(self._attempt_of)
-        return ControlDone(
-            message.command, message.sequence, ok=True, results=pack_payload(results)
-        )
+    def poll(self) -> list[Message]:
+        """The answers to commands that took a while. To be asked for in every turn."""
+        answers = self._commands.poll()
+        return self._with_outputs(answers) if answers else []
+
+    @property
+    def is_stopping(self) -> bool:
+        """The fleet was told to shut down: say what is left to be said, and end the process."""
+        return self._commands.is_stopping
 
     # What goes out
+
+    def _with_outputs(self, answers: list[ControlDone]) -> list[Message]:
+        """Requests that a command ended are answered before the command is."""
+        return [*self.outputs(self._engine.take_outputs()), *answers]
 
     def outputs(self, outputs: Iterable[RequestOutput]) -> list[Message]:
         """One message for each client that a step brought something for."""
@@ -237,15 +237,11 @@ class EngineSession:
             assert isinstance(key, Attempt)
             if self._attempt_of.get((key.client, key.request_id)) != key.attempt:
                 continue  # replaced by a newer attempt, or dropped
-            deltas[key.client].append(delta_of(key, output, self._engine.epoch))
+            deltas[key.client].append(delta_of(key, output))
             if output.finish:
                 del self._attempt_of[key.client, key.request_id]
                 finished[key.client].append(finished_of(key, output))
         return [output_message(client, deltas[client], finished[client]) for client in deltas]
-
-    @property
-    def _fleet_state(self) -> FleetState:
-        return FleetState.PAUSED if self._engine.paused else FleetState.RUNNING
 
     def _heartbeat(self) -> Heartbeat:
         stats = self._engine.stats
@@ -256,8 +252,8 @@ class EngineSession:
             owed_tokens=stats.owed_tokens,
             kv_used_blocks=stats.kv_used_blocks,
             kv_total_blocks=stats.kv_total_blocks,
-            state=self._fleet_state,
-            epoch=self._engine.epoch,
+            state=self._engine.lifecycle.state,
+            epoch=self._engine.lifecycle.epoch,
             counters=pack_payload(
                 dataclasses.asdict(self._engine.counters) | self._engine.queue_time.counters()
             ),

@@ -60,6 +60,9 @@ class Worker:
         self._send(self._session.tick(time.monotonic()))
         if self._engine.has_work:
             self._send(self._session.outputs(self._engine.step()))
+        self._send(self._session.poll())
+        if self._session.is_stopping:
+            raise SystemExit(0)
 
     def _idle_s(self) -> float:
         """How long there is nothing to do unless a message comes."""

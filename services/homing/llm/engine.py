@@ -183,7 +183,7 @@ class Engine:
         with self._lock:
             self._core.abort_all()
             deltas = self._deltas(self._core.step())
-            self._core.reset_prefix_cache()
+            self._core.lifecycle.reset_prefix_cache()
             return deltas
 
     @property
@@ -242,7 +242,7 @@ class Engine:
             prompt_top=(
                 None if prompt is None or not prompt.num_top else [None, *_alternatives(prompt)]
             ),
-            epoch=self._core.epoch,
+            epoch=output.epoch,
             finish=output.finish,
         )
 
