@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from homing.client import FleetView, Part
-from homing.client.client import check_request as check  # the real one
+from homing.client.checks import check_request as check  # the real one
 from homing.errors import HomingError, Overloaded, Unavailable
 from homing.params import SamplingParams
 from homing.wire import Command, Finish, FinishReason, FleetState, ModelCard, RankInfo

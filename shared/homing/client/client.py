@@ -13,15 +13,17 @@ import secrets
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from itertools import count
+from os import PathLike, fspath
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
+from homing.client.checks import check_request
 from homing.client.fleet import FleetView
 from homing.client.generation import TOKEN_BYTES, Generation
 from homing.client.session import Session
 from homing.errors import (
-    ContextLengthExceeded,
     HomingError,
     InvalidRequest,
     Overloaded,
@@ -34,17 +36,23 @@ from homing.wire import (
     Abort,
     Command,
     Delta,
+    KVMode,
     Lost,
     LostReason,
     ModelCard,
     Output,
+    Pause,
+    PauseMode,
+    SetEpoch,
     Submit,
+    Suspend,
+    UpdateWeights,
+    WeightsMode,
+    WeightSource,
     read_payload,
 )
 
 log = logging.getLogger(__name__)
-
-MAX_CACHE_SALT_CHARACTERS = 64
 
 
 class Client:
@@ -119,16 +127,22 @@ class Client:
         *,
         cache_salt: str = "",
         external_id: str | None = None,
+        num_resumed_tokens: int = 0,
     ) -> Generation:
         """Start a generation from `prompt_tokens` (little-endian uint32).
 
+        num_resumed_tokens: how many of the last prompt tokens an earlier generation had brought
+        when it was aborted. They count as generated, in `num_tokens_to_generate` too; with the same
+        prompt and `Generation.seed` the tokens go on as they would have.
         external_id: a name, not necessarily unique, for any client's `abort_matching`.
 
         Raises `InvalidRequest`, `ContextLengthExceeded`, `Overloaded` or `Unavailable` without
         having started anything. What goes wrong later is raised by iterating the result.
         """
         card = self._require_service()
-        max_new_tokens = check_request(prompt_tokens, params, cache_salt, card)
+        max_new_tokens = check_request(
+            prompt_tokens, params, cache_salt, card, num_resumed_tokens=num_resumed_tokens
+        )
         if len(self._generations) >= self._max_inflight:
             raise Overloaded(f"{self._max_inflight} requests are unfinished; that is the limit")
         if params.seed is None:
@@ -140,6 +154,7 @@ class Client:
             params,
             cache_salt=cache_salt,
             external_digest=None if external_id is None else _external_digest(external_id),
+            num_resumed_tokens=num_resumed_tokens,
             max_new_tokens=max_new_tokens,
             send_abort=self._send_abort,
             forget=self._forget,
@@ -148,19 +163,73 @@ class Client:
         self._send_submit(generation)
         return generation
 
+    # Commands to the whole fleet
+
     async def control(
         self,
         command: Command,
-        arguments: dict[str, Any] | None = None,
+        arguments: Struct | dict[str, Any] | None = None,
         *,
         timeout_s: float = 60.0,
     ) -> dict[int, dict[str, Any]]:
-        """Carry out a command on every rank; returns each rank's results.
+        """Carry out a command on every rank; returns each rank's results. Repeats are harmless.
 
-        Raises `NotAllowed` when the fleet's state forbids it, `Unavailable` when the coordinator
-        or a rank does not answer in time.
+        Raises `NotAllowed` when the fleet's state forbids it, `CommandFailed` when a rank could not
+        carry it out, `Unavailable` when no answer comes in time: the command goes on then.
         """
         return await self._session.control(command, arguments, timeout_s)
+
+    async def pause(
+        self, mode: PauseMode | str = PauseMode.KEEP, *, timeout_s: float = 60.0
+    ) -> dict[int, dict[str, Any]]:
+        """Stop stepping. Requests that are there stay ("keep"), run to their ends first ("wait") or
+        end now ("abort"); new ones queue."""
+        return await self.control(Command.PAUSE, Pause(mode=PauseMode(mode)), timeout_s=timeout_s)
+
+    async def unpause(self) -> dict[int, dict[str, Any]]:
+        return await self.control(Command.UNPAUSE)
+
+    async def suspend(
+        self,
+        kv: KVMode | str = KVMode.PERSIST,
+        weights: WeightsMode | str = WeightsMode.KEEP,
+        *,
+        timeout_s: float = 60.0,
+    ) -> dict[int, dict[str, Any]]:
+        """Give memory of a paused fleet back to its system; "offload" needs room for files."""
+        suspend = Suspend(kv=KVMode(kv), weights=WeightsMode(weights))
+        return await self.control(Command.SUSPEND, suspend, timeout_s=timeout_s)
+
+    async def resume(self, *, timeout_s: float = 60.0) -> dict[int, dict[str, Any]]:
+        """Get the memory back. The fleet is paused then."""
+        return await self.control(Command.RESUME, timeout_s=timeout_s)
+
+    async def update_weights(
+        self, update: UpdateWeights | str | PathLike[str], *, timeout_s: float = 900.0
+    ) -> dict[int, dict[str, Any]]:
+        """Give every rank the same new weights between two of its steps, or none of them.
+
+        update: what to take, or the path of a Hugging Face directory that every rank can read.
+        The results tell what it took. On `CommandFailed` the old weights serve on, everywhere.
+        """
+        if not isinstance(update, UpdateWeights):
+            update = UpdateWeights(source=WeightSource.DIRECTORY, path=fspath(update))
+        return await self.control(Command.UPDATE_WEIGHTS, update, timeout_s=timeout_s)
+
+    async def set_epoch(self, epoch: int) -> dict[int, dict[str, Any]]:
+        """Count the weights that are there as those of `epoch`; no prefix from before is found."""
+        return await self.control(Command.SET_EPOCH, SetEpoch(epoch=epoch))
+
+    async def reset_prefix_cache(self) -> dict[int, dict[str, Any]]:
+        return await self.control(Command.RESET_PREFIX_CACHE)
+
+    async def reset(self) -> dict[int, dict[str, Any]]:
+        """End every request as aborted, whichever client's it is, and forget every prefix."""
+        return await self.control(Command.RESET)
+
+    async def shutdown(self) -> dict[int, dict[str, Any]]:
+        """End every request as aborted, and the engine processes. A supervisor may start others."""
+        return await self.control(Command.SHUTDOWN)
 
     async def abort_matching(self, external_id: str | None, *, timeout_s: float = 5.0) -> int:
         """Abort the requests of this name, whichever client submitted them; None: all of the fleet.
@@ -282,35 +351,6 @@ class Client:
         self._session.send(Abort(self._session.uid, generation.request_id, generation.attempt))
         if self._homeless_since is not None:
             generation.end_aborted()
-
-
-def check_request(
-    prompt_tokens: bytes, params: SamplingParams, cache_salt: str, card: ModelCard
-) -> int:
-    """Raise unless the model can serve this; returns the most tokens that may be generated."""
-    num_prompt_tokens, rest = divmod(len(prompt_tokens), TOKEN_BYTES)
-    if rest or not num_prompt_tokens:
-        raise InvalidRequest(
-            f"the prompt has {len(prompt_tokens)} bytes; it must be uint32 tokens, at least one",
-            field="prompt",
-        )
-    if len(cache_salt) > MAX_CACHE_SALT_CHARACTERS:
-        raise InvalidRequest(
-            f"cache_salt has {len(cache_salt)} characters; "
-            f"the limit is {MAX_CACHE_SALT_CHARACTERS}",
-            field="cache_salt",
-        )
-    params.check_vocabulary(card.vocab_size)
-    wanted = params.num_tokens_to_generate
-    room = card.max_context_tokens - num_prompt_tokens
-    if room < (1 if wanted is None else wanted):
-        asked = "" if wanted is None else f" and {wanted} to generate"
-        raise ContextLengthExceeded(
-            f"the prompt has {num_prompt_tokens} tokens{asked}; "
-            f"the model's maximum context length is {card.max_context_tokens} tokens",
-            field="prompt",
-        )
-    return room if wanted is None else wanted
 
 
 def _external_digest(external_id: str) -> int:

@@ -53,6 +53,7 @@ class Generation:
         *,
         cache_salt: str,
         external_digest: int | None,
+        num_resumed_tokens: int = 0,
         max_new_tokens: int,
         send_abort: Callable[[Generation], None],
         forget: Callable[[Generation], None],
@@ -66,6 +67,7 @@ class Generation:
         self.abort_asked = False
         self._prompt = prompt
         self._params = params
+        self._num_resumed_before = num_resumed_tokens
         self._max_new_tokens = max_new_tokens
         self._received = bytearray()  # tokens of all attempts, uint32
         self._has_first_part = False
@@ -84,12 +86,17 @@ class Generation:
 
     @property
     def num_resumed_tokens(self) -> int:
-        return len(self._received) // TOKEN_BYTES
+        return self._num_resumed_before + len(self._received) // TOKEN_BYTES
 
     @property
     def max_new_tokens(self) -> int:
         """Tokens yet to come at most."""
-        return self._max_new_tokens - self.num_resumed_tokens
+        return self._max_new_tokens - len(self._received) // TOKEN_BYTES
+
+    @property
+    def seed(self) -> int | None:
+        """Of the noise; drawn by the client where the parameters left it open."""
+        return self._params.seed
 
     @property
     def params(self) -> SamplingParams:

@@ -16,10 +16,18 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
+from msgspec import Struct
 from typing_extensions import Buffer
 
 from homing.client.fleet import FleetView
-from homing.errors import ConfigError, HomingError, NotAllowed, Unavailable, WireError
+from homing.errors import (
+    CommandFailed,
+    ConfigError,
+    HomingError,
+    NotAllowed,
+    Unavailable,
+    WireError,
+)
 from homing.transport import AsyncDealer, peer_identity
 from homing.wire import (
     PROTOCOL_VERSION,
@@ -148,7 +156,7 @@ class Session:
     # Questions
 
     async def control(
-        self, command: Command, arguments: dict[str, Any] | None, timeout_s: float
+        self, command: Command, arguments: Struct | dict[str, Any] | None, timeout_s: float
     ) -> dict[int, dict[str, Any]]:
         frame = None if arguments is None else pack_payload(arguments)
         return await self._ask(lambda n: Control(command, n, frame), timeout_s)
@@ -208,7 +216,7 @@ class Session:
                 self._on_welcome(message)
             case ControlDone():
                 result = read_payload(message.results or b"\x80", dict[int, dict[str, Any]])
-                self._answer(message.sequence, result if message.ok else NotAllowed(message.detail))
+                self._answer(message.sequence, result if message.ok else _failure(message, result))
             case StatsReply():
                 self._answer(
                     message.token, read_payload(message.snapshot or b"\x80", dict[str, Any])
@@ -271,3 +279,11 @@ class Session:
                 log.warning("the coordinator has been silent for %.1f s", self.silence_s)
                 self._set_fleet(replace(self.fleet, connected=False))
             self._on_fleet()  # lets the owner look at its deadlines
+
+
+def _failure(done: ControlDone, results: dict[int, dict[str, Any]]) -> HomingError:
+    """A command that no rank was told is not allowed; else some rank could not carry it out."""
+    if not results:
+        return NotAllowed(done.detail)
+    causes = [f"rank {rank}: {r['error']}" for rank, r in sorted(results.items()) if "error" in r]
+    return CommandFailed("; ".join(causes) or done.detail)
