@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from homing.bench.replay.ranks import CHUNK_TOKENS, BlockCache, Job, SimulatedRank, StepCost
+from homing.bench.replay.block_cache import BlockCache
+from homing.bench.replay.ranks import CHUNK_TOKENS, Job, SimulatedRank, StepCost
 from homing.bench.replay.workload import Turn
 from homing.coordinator.loads import Slot
 from homing.coordinator.router import Decision
