@@ -11,11 +11,12 @@ from werkzeug.exceptions import HTTPException
 from homing.errors import HomingError, InternalError
 from homing.frontend.access import Access, AccessSettings
 from homing.frontend.chat import chat_job
-from homing.frontend.completions import completion_job
+from homing.frontend.completions import completion_job, native_job
 from homing.frontend.control_routes import control_routes
 from homing.frontend.http_errors import error_body, headers_of, http_error_body, status_of
 from homing.frontend.measures import Stopwatch
 from homing.frontend.metrics import CONTENT_TYPE, render_metrics
+from homing.frontend.native import GenerateReply, TokensReply, read_generate, read_tokens
 from homing.frontend.openai.chat_reply import ChatReply
 from homing.frontend.openai.completion_reply import CompletionReply
 from homing.frontend.openai.requests import read_chat, read_completion
@@ -34,6 +35,7 @@ def create_app(service: Service, settings: AccessSettings | None = None) -> Quar
     app.url_map.strict_slashes = False  # clients that add a slash do not follow a redirected POST
     app.url_map.merge_slashes = False
     _add_openai_routes(app, service)
+    _add_native_routes(app, service)
     _add_token_routes(app, service)
     _add_status_routes(app, service)
     app.register_blueprint(control_routes(service, access))
@@ -91,6 +93,35 @@ def _add_openai_routes(app: Quart, service: Service) -> None:
     async def one_model(name: str) -> Response:
         model = service.model
         return json_response(model_entry(model, model.answers_to(name.rstrip("/"))))
+
+
+def _add_native_routes(app: Quart, service: Service) -> None:
+    @app.post("/generate")
+    async def post_generate() -> Response:
+        call = _call(service)
+        body = read_generate(await request.get_data())
+        model = service.model
+        model.answers_to(body.completion.model)
+        job = await native_job(body, model)
+        reply = GenerateReply(
+            body,
+            model.tokenizer,
+            [prompt.token_ids for prompt in job.prompts],
+            request_id=body.completion.request_id or call.request_id,
+            epoch=service.client.fleet.epoch,
+        )
+        return await answer(job, reply, call)
+
+    @app.post("/inference/v1/generate")
+    async def generate_tokens() -> Response:
+        call = _call(service)
+        body = read_tokens(await request.get_data())
+        model = service.model
+        model.answers_to(body.completion.model)
+        job = await native_job(body, model)
+        return await answer(
+            job, TokensReply(body, model.tokenizer, request_id=call.request_id), call
+        )
 
 
 def _add_token_routes(app: Quart, service: Service) -> None:

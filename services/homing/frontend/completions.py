@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from homing.errors import InvalidRequest
+from homing.frontend.native import NativeRequest, own_names
 from homing.frontend.openai.requests import CompletionRequest
 from homing.frontend.openai.sampling import MAX_CHOICES, completion_params
 from homing.frontend.service import ServedModel
@@ -22,6 +25,19 @@ async def completion_job(request: CompletionRequest, model: ServedModel) -> Job:
         echo=bool(request.echo),
         skip_special_tokens=request.skip_special_tokens is not False,
     )
+
+
+async def native_job(request: NativeRequest, model: ServedModel) -> Job:
+    """A completion, each prompt with its own name if it has one. Raises `InvalidRequest`."""
+    with own_names(request.renamed):
+        job = await completion_job(request.completion, model)
+    if not request.names:
+        return job
+    named = [
+        replace(prompt, request_id=name)
+        for prompt, name in zip(job.prompts, request.names, strict=True)
+    ]
+    return replace(job, prompts=named)
 
 
 async def completion_prompts(request: CompletionRequest, model: ServedModel) -> list[Prompt]:

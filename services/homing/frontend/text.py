@@ -44,6 +44,8 @@ class Piece:
     events: list[Event] = field(default_factory=list)
     """Of a chat: what the text means."""
     num_reasoning_tokens: int = 0
+    num_cached_tokens: int = 0
+    """In a choice's first piece: prompt tokens that were found in the cache."""
     oldest_epoch: int | None = None
     """Of the weights that the tokens were sampled under, the newest being that of the last one."""
     newest_epoch: int = 0
@@ -66,6 +68,7 @@ def join(pieces: Iterable[Piece]) -> Piece:
         whole.prompt_tokens += piece.prompt_tokens
         whole.events += piece.events
         whole.num_reasoning_tokens += piece.num_reasoning_tokens
+        whole.num_cached_tokens += piece.num_cached_tokens
         whole.see_epoch(piece.oldest_epoch, piece.newest_epoch)
         whole.finish_reason = piece.finish_reason
         whole.stop_reason = piece.stop_reason
@@ -105,6 +108,7 @@ class ChoiceText:
             self._held.prompt_tokens = self._prompt_tokens(part)
         if part.token_ids or part.num_cached_tokens is not None:  # an engine said so
             self._held.see_epoch(part.epoch, part.epoch)
+        self._held.num_cached_tokens += part.num_cached_tokens or 0
         self._held.tokens += self._take_tokens(part)
         if part.finish is not None:
             self._finish(part.finish)
