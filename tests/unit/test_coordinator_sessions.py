@@ -346,6 +346,8 @@ def test_stats_are_answered_with_the_token_and_the_snapshot() -> None:
         "kv_used_blocks": 3,
         "kv_total_blocks": 8,
         "counters": {},
+        "circuit": "closed",
+        "leaving": False,
     }
     assert snapshot["requests"] == 1
     assert snapshot["index_entries"] == 2

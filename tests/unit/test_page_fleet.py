@@ -48,7 +48,7 @@ async def test_ttft_is_there_only_if_the_engines_measure_it():
 
 def test_the_coordinators_own_snapshot_is_understood_before_anyone_joined():
     snapshot = fleet_snapshot(
-        Peers(max_clients=1), RankLoads(max_load=1), Totals(), ReportedCounters()
+        Peers(max_clients=1), RankLoads(max_load=1), Totals(), ReportedCounters(), lambda _: ""
     )
     fleet = fleet_json(snapshot, FleetView())
     assert (fleet["ranks"], fleet["live_ranks"], fleet["model"]) == ([], 0, None)

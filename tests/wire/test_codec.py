@@ -26,7 +26,7 @@ from homing.wire import (
     parse,
     read_payload,
 )
-from homing.wire.messages import FrameMark, Name, Text, clip
+from homing.wire.messages import FrameMark, Name, Priority, Text, clip
 
 KINDS = Message.__subclasses__()
 
@@ -36,6 +36,8 @@ def largest(message: type[Message]) -> Message:
     biggest: dict[Any, Any] = {
         int: 2**63 - 1,
         float: 1e300,
+        float | None: 1e300,
+        Priority: 2**31 - 1,
         bool: True,
         Name: "\U0001f600" * 64,
         Text: "\U0001f600" * 100,
@@ -72,11 +74,11 @@ def test_absent_and_empty_frames_differ():
 
 
 def test_a_field_that_is_new_may_be_missing_and_a_newer_one_is_ignored():
-    metadata, *frames = pack(Submit(1, 2, 0, 3, 0, 4, "salt", 9))
+    metadata, *frames = pack(Submit(1, 2, 0, 3, 0, 4, "salt", 9, 0, 2.0))
     fields = msgspec.msgpack.decode(metadata)
     older = msgspec.msgpack.encode(fields[:-1])
     newer = msgspec.msgpack.encode([*fields, "more"])
-    assert parse_submit([older, *frames]).external_digest is None
+    assert parse_submit([older, *frames]).deadline_s is None
     assert parse_submit([newer, *frames]).cache_salt == "salt"
 
 

@@ -12,6 +12,8 @@ from homing.wire import (
     Command,
     Control,
     ControlDone,
+    Drain,
+    Drained,
     Fleet,
     FleetState,
     Goodbye,
@@ -51,8 +53,8 @@ GOLDEN: list[tuple[Message, str, list[bytes]]] = [
         [b"c", b"\xc0"],
     ),
     (
-        Submit(2**63 - 1, 2, 0, 16, 4, 64, "s", 9, b"prompt", b"sampling", b""),
-        "9906cf7fffffffffffffff0200100440a17309",
+        Submit(2**63 - 1, 2, 0, 16, 4, 64, "s", 9, -1, 2.0, b"prompt", b"sampling", b""),
+        "9b06cf7fffffffffffffff0200100440a17309ffcb4000000000000000",
         [b"prompt", b"sampling", b""],
     ),
     (Output(7, 2, 1, b"f", b"d"), "9407070201", [b"f", b"d"]),
@@ -74,6 +76,8 @@ GOLDEN: list[tuple[Message, str, list[bytes]]] = [
     (Goodbye(), "920fc2", []),
     (AbortMatching(3, None), "931003c0", []),
     (AbortMatched(3, 5), "93110305", []),
+    (Drain(3, 1, 0.5), "94120301cb3fe0000000000000", []),
+    (Drained(3, False, "no"), "941303c2a26e6f", []),
 ]
 
 

@@ -18,6 +18,7 @@ import logging
 from homing.coordinator.admission import Admission
 from homing.coordinator.config import CoordinatorConfig
 from homing.coordinator.control import MAX_SEQUENCE, FleetControl
+from homing.coordinator.draining import Draining
 from homing.coordinator.events import Outbox, Send
 from homing.coordinator.history import History
 from homing.coordinator.peers import TRANSITIONS, PeerEvent, Peers, Refusal, read_card
@@ -56,6 +57,7 @@ class Sessions:
         requests: Requests,
         control: FleetControl,
         admission: Admission,
+        draining: Draining,
         router: RankRouter,
         totals: Totals,
         counters: ReportedCounters,
@@ -68,6 +70,7 @@ class Sessions:
         self._requests = requests
         self._control = control
         self._admission = admission
+        self._draining = draining
         self._router = router
         self._totals = totals
         self._counters = counters
@@ -258,6 +261,7 @@ class Sessions:
             self._totals.lost_ranks += was_lost
             self._requests.lose_engine(peer, f"{peer} {why}", died=event is PeerEvent.LOST)
             self._control.forget_engine(peer, now)
+            self._draining.ended(peer, left=not was_lost)
             self._admission.forget(peer)
             if was_lost:
                 self._admission.failed(peer, now)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from homing.coordinator.loads import RankLoads
 from homing.coordinator.peers import Peers
-from homing.coordinator.records import Engine, PeerState
+from homing.coordinator.records import Engine, PeerState, RankId
 from homing.coordinator.totals import ReportedCounters, Totals
 from homing.wire import Heartbeat
 
@@ -14,13 +15,18 @@ _NO_REPORT = Heartbeat(0)
 
 
 def fleet_snapshot(
-    peers: Peers, loads: RankLoads, totals: Totals, counters: ReportedCounters
+    peers: Peers,
+    loads: RankLoads,
+    totals: Totals,
+    counters: ReportedCounters,
+    circuit_of: Callable[[RankId], str],
 ) -> dict[str, Any]:
     """Ranks that are gone keep a row; counters never fall while the coordinator lives."""
     return {
         "live_ranks": loads.num_open,
         "ranks": [
             _rank_row(engine, loads, totals, counters)
+            | {"circuit": circuit_of(engine.rank), "leaving": engine.leaving}
             for _, engine in sorted(peers.last_engine_of_rank.items())
         ],
         "clients": len(peers.client_of_uid),

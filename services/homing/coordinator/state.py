@@ -3,6 +3,8 @@
 `handle(event, now)` changes the state and returns what to send, in the order in which it must be
 sent. This file says which part a message concerns; the parts, each in its own file:
 
+    admission   who is let in, and which ranks may get work (health, fairness)
+    draining    ranks that finish what they have and go
     sessions    who is there: Hello and Welcome, heartbeats, loss; what clients know of the fleet
     requests    where each request is: dispatch (routing, prefix_index, loads) and its one end
     control     the fleet's state; commands to all engines
@@ -20,6 +22,7 @@ from typing_extensions import Buffer
 from homing.coordinator.admission import Admission
 from homing.coordinator.config import CoordinatorConfig
 from homing.coordinator.control import FleetControl
+from homing.coordinator.draining import Draining
 from homing.coordinator.events import (
     Event,
     Failure,
@@ -36,7 +39,7 @@ from homing.coordinator.events import (
 )
 from homing.coordinator.history import History
 from homing.coordinator.peers import PeerEvent, Strangers
-from homing.coordinator.records import Client, Engine, Peer, PeerState
+from homing.coordinator.records import Client, Engine, Peer, PeerState, RankId
 from homing.coordinator.requests import Requests
 from homing.coordinator.router import RankRouter, Record
 from homing.coordinator.sessions import Sessions
@@ -49,6 +52,7 @@ from homing.wire import (
     AbortMatching,
     Control,
     ControlDone,
+    Drain,
     FinishedRequest,
     Goodbye,
     Heartbeat,
@@ -90,6 +94,7 @@ class Coordinator:
         self.index, self.loads = self._router.index, self._router.loads
         self.admission = Admission(config, self._router)
         self.requests = Requests(self._router, self.admission, self._outbox, history, self.totals)
+        self.draining = Draining(self.admission, self._outbox)
         self.control = FleetControl(self._outbox, history)
         self.sessions = Sessions(
             config,
@@ -98,6 +103,7 @@ class Coordinator:
             requests=self.requests,
             control=self.control,
             admission=self.admission,
+            draining=self.draining,
             router=self._router,
             totals=self.totals,
             counters=self.counters,
@@ -156,6 +162,8 @@ class Coordinator:
                 self._on_report(engine, message, now)
             case ControlDone():
                 self.sessions.control_done(engine, message, now)
+            case Drain(timeout_s=timeout_s) if 0.0 <= timeout_s < float("inf"):
+                self.draining.begin(engine, timeout_s)
             case Goodbye(failed=True):
                 self.sessions.end(engine, PeerEvent.LOST, "failed", now)
             case Goodbye():
@@ -176,6 +184,9 @@ class Coordinator:
             case AbortMatching():
                 count = self.requests.abort_matching(message.external_digest)
                 self._outbox.append(Send(client.identity, AbortMatched(message.token, count)))
+            case Drain(rank=int(rank)):
+                engine = self.peers.engine_of_rank.get(RankId(rank))
+                self.draining.ask(client, message, engine)
             case Control():
                 self.control.request(client, message)
             case Stats():
@@ -254,7 +265,9 @@ class Coordinator:
             "state": self.control.state.value,
             "epoch": self.control.weights.epoch,
             "index_entries": self.index.num_entries,
-            **fleet_snapshot(self.peers, self.loads, self.totals, self.counters),
+            **fleet_snapshot(
+                self.peers, self.loads, self.totals, self.counters, self.admission.circuit
+            ),
         }
 
     def check(self) -> None:

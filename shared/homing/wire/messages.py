@@ -30,6 +30,7 @@ class FrameMark:
 Frame = Annotated[Buffer | None, FrameMark()]
 
 Uint = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Name = Annotated[str, Meta(max_length=64)]
 """A short identifier, such as a policy's name."""
 Text = Annotated[str, Meta(max_length=100)]
@@ -162,6 +163,10 @@ class Submit(Message, frozen=True):
     """Keeps the prefix cache of one tenant apart; part of the hashes."""
     external_digest: Uint | None = None
     """Of the name that the request has outside; None: it has none. Need not be unique."""
+    priority: Priority = 0
+    """Lower is sooner: engines run it before, and in place of, requests of a higher number."""
+    deadline_s: float | None = None
+    """Seconds that it has left; then it ends as aborted, with what was generated. None: no end."""
     prompt: Frame = None
     """Token ids, little-endian uint32."""
     sampling: Frame = None
@@ -293,6 +298,31 @@ class AbortMatched(Message, frozen=True):
     """How many there were, those included that were being aborted already."""
 
 
+class Drain(Message, frozen=True):
+    """Let a rank finish and go: it gets no more requests, finishes those that it has for a bounded
+    time, and leaves; what is unfinished then goes on elsewhere.
+
+    Client -> coordinator: this rank. Engine -> coordinator: itself. Coordinator -> engine: begin; no
+    request follows this one."""
+
+    TAG: ClassVar[int] = 18
+    token: Uint
+    """Comes back in the reply to a client."""
+    rank: Uint | None
+    """From a client; nobody else names one."""
+    timeout_s: float
+    """How long it may go on working."""
+
+
+class Drained(Message, frozen=True):
+    """Coordinator -> client: the rank is gone, or cannot be drained."""
+
+    TAG: ClassVar[int] = 19
+    token: Uint
+    ok: bool
+    detail: Text = ""
+
+
 ToCoordinator = (
     Hello
     | Submit
@@ -303,9 +333,10 @@ ToCoordinator = (
     | ControlDone
     | Heartbeat
     | Stats
+    | Drain
     | Goodbye
 )
-ToEngine = Welcome | Refused | Rejoin | Submit | Abort | Control | Heartbeat
+ToEngine = Welcome | Refused | Rejoin | Submit | Abort | Control | Drain | Heartbeat
 ToClient = (
     Welcome
     | Refused
@@ -317,4 +348,5 @@ ToClient = (
     | ControlDone
     | Heartbeat
     | StatsReply
+    | Drained
 )
