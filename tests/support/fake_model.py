@@ -8,7 +8,7 @@ without a cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -29,6 +29,9 @@ EOS = 2
 class FakeCache:
     """Stands for KVCache: `tokens[slot]` and `positions[slot]`."""
 
+    keys: tuple[Tensor, ...] = ()
+    values: tuple[Tensor, ...] = ()
+
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.tokens = np.full(num_blocks * block_size, 9999, np.int64)
         self.positions = np.full(num_blocks * block_size, 9999, np.int64)
@@ -44,7 +47,15 @@ def logits_of(tokens: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray
     return logits.astype(np.float32)
 
 
+SHIFT = "shift"
+"""FakeModel's one parameter [1]. It goes into what the model writes to the cache, so that logits
+tell under which weights each position was computed."""
+
+
 class FakeModel:
+    parameter_shapes: Mapping[str, tuple[int, ...]] = {SHIFT: (1,)}
+    memory: tuple[Tensor, ...] = ()
+
     def __init__(
         self, vocab_size: int = 32, max_context_tokens: int = 256, eos: tuple[int, ...] = (EOS,)
     ) -> None:
@@ -61,6 +72,13 @@ class FakeModel:
         )
         self.num_rows_of_steps: list[int] = []
         self.failure: Exception | None = None
+        self.shift = 0
+
+    def updated(self, parameters: Mapping[str, Tensor]) -> FakeModel:
+        shape = self.shape
+        model = FakeModel(shape.vocab_size, shape.max_context_tokens, shape.eos_token_ids)
+        model.shift = int(parameters[SHIFT]) if SHIFT in parameters else self.shift
+        return model
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         if self.failure:
@@ -69,7 +87,7 @@ class FakeModel:
         self.num_rows_of_steps.append(len(batch.token_ids))
         self._check(batch)
         slots = batch.slot_mapping.numpy()
-        fake.tokens[slots] = batch.token_ids.numpy()
+        fake.tokens[slots] = shifted(batch.token_ids.numpy(), self.shift)
         fake.positions[slots] = batch.positions.numpy()
         rows = [self._row(batch, fake, int(row)) for row in batch.selected]
         shape = (len(rows), self.shape.vocab_size)
@@ -92,6 +110,11 @@ class FakeModel:
         )
         found = np.where(cache.positions[slots] == positions, cache.tokens[slots], 7777)
         return logits_of(found, self.shape.vocab_size)
+
+
+def shifted(tokens: np.ndarray, shift: int) -> np.ndarray:
+    """What the cache holds of tokens that were computed under `shift`."""
+    return tokens + 100_000 * shift
 
 
 def make_engine(
@@ -120,11 +143,13 @@ def make_engine(
     return Engine(model, cache, tokenizer, limits, grammars), model
 
 
-def expected_greedy(prompt: Sequence[int], num_tokens: int, vocab_size: int = 32) -> list[int]:
+def expected_greedy(
+    prompt: Sequence[int], num_tokens: int, vocab_size: int = 32, shift: int = 0
+) -> list[int]:
     """What greedy decoding gives, end of sequence at EOS included."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + num_tokens:
-        tokens.append(int(logits_of(tokens, vocab_size).argmax()))
+        tokens.append(int(logits_of(shifted(np.array(tokens), shift), vocab_size).argmax()))
         if tokens[-1] == EOS:
             break
     return tokens[len(prompt) :]
