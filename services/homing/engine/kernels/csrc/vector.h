@@ -58,7 +58,7 @@ INLINE vf fma_v(vf a, vf b, vf c) {  // a * b + c, rounded once where the machin
 // spills where all registers hold sums.
 INLINE void accumulate(vf *sum, vf a, vf b) {
 #if LANES == 8 && defined(__FMA__)
-  __asm__("vfmadd231ps %2, %1, %0" : "+x"(*sum) : "x"(a), "xm"(b));
+  __asm__("vfmadd231ps %2, %1, %0" : "+x"(*sum) : "x"(a), "x"(b));
 #else
   *sum = fma_v(a, b, *sum);
 #endif
