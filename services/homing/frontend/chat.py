@@ -6,6 +6,7 @@ from typing import Any
 
 from homing.errors import InvalidRequest
 from homing.frontend.answer_reader import AnswerReading
+from homing.frontend.completions import check_token_ids
 from homing.frontend.openai.requests import ChatRequest
 from homing.frontend.openai.sampling import chat_params
 from homing.frontend.openai.tools import tool_choice
@@ -14,12 +15,16 @@ from homing.frontend.service import ServedModel
 from homing.frontend.stream import Job
 from homing.frontend.tokenizing import Prompt, encode_within
 from homing.frontend.tool_prompt import knows_tools, with_tools_told
+from homing.frontend.turns import Message, exact_prefix, text_behind, without_tokens
 from homing.tokenizer import Tokenizer
+from homing.wire import ModelCard
 
 # What a request says in fields of its own.
 _RESERVED_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"}
 )
+_END_CHARACTERS = 64
+"""Of a prompt: enough to see whether it opens the thoughts."""
 _THINKING_SWITCHES = ("enable_thinking", "thinking")
 """What templates call the variable that turns thinking off."""
 
@@ -51,6 +56,11 @@ async def chat_prompt(
 
     held: the answer is held to a shape, which leaves no room for thoughts.
     """
+    if given := request.prompt_token_ids or request.input_ids:
+        field = "prompt_token_ids" if request.prompt_token_ids else "input_ids"
+        check_token_ids(given, model.card.vocab_size, field=field)
+        end = model.tokenizer.decode(given[-_END_CHARACTERS:], skip_special_tokens=False)
+        return Prompt(given, end=end)
     if not request.messages:
         raise InvalidRequest("messages is an empty list", field="messages")
     messages = template_messages([_message(message) for message in request.messages])
@@ -61,17 +71,30 @@ async def chat_prompt(
             variables["tools"] = request.tools
         else:
             messages = with_tools_told(messages, request.tools)
-
-    def render_and_encode(tokenizer: Tokenizer) -> Prompt:
-        text = tokenizer.render_chat(messages, **variables)
-        max_tokens = model.card.max_context_tokens
-        token_ids = encode_within(tokenizer, text, max_tokens, add_special_tokens=False)
-        return Prompt(token_ids, end=text[-64:])
-
-    prompt = await model.thread.run(render_and_encode)
+    prompt = await model.thread.run(
+        lambda tokenizer: _render_and_encode(messages, variables, model.card, tokenizer)
+    )
     if not prompt.token_ids:
         raise InvalidRequest("the chat template makes an empty prompt of this", field="messages")
     return prompt
+
+
+def _render_and_encode(
+    messages: list[Message], variables: dict[str, Any], card: ModelCard, tokenizer: Tokenizer
+) -> Prompt:
+    def render(messages: list[Message]) -> str:
+        return tokenizer.render_chat(messages, **variables)
+
+    prefix = exact_prefix(messages)
+    messages = [without_tokens(message) for message in messages]
+    if prefix is None:
+        ids, text = [], render(messages)
+    else:
+        ids = check_token_ids(prefix.token_ids, card.vocab_size, field="messages")
+        eos_texts = {token: tokenizer.token_text(token) for token in card.eos_token_ids}
+        text = text_behind(prefix, messages, render, eos_texts)
+    encoded = encode_within(tokenizer, text, card.max_context_tokens, add_special_tokens=False)
+    return Prompt([*ids, *encoded], end=text[-_END_CHARACTERS:])
 
 
 def _variables(request: ChatRequest, *, think: bool) -> dict[str, Any]:

@@ -97,6 +97,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    prompt_token_ids: list[int] | None = None
+    """The prompt itself: messages are not rendered."""
+    input_ids: list[int] | None = None
+    """The same, as SGLang calls it."""
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
