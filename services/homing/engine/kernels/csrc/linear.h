@@ -55,11 +55,17 @@ INLINE void add_products(vf *sum, const float *x, const vf *weight) {
 #endif
 }
 
+// What a multiplication prefetches: one line a step, from `line` on.
+typedef struct {
+  const char *line;
+  size_t step;
+} Ahead;
+
 // The micro-kernel, the one place to specialise for a CPU with bf16 or matrix instructions:
 // tile[panel][row][PANEL] = `rows` rows of a, times `panels` neighbouring panels. Both counts and
 // the dtype are constants where it is inlined.
 INLINE void multiply(const int rows, const int panels, const enum dtype dtype, const float *a,
-                     size_t stride, const char *w, int k, float *tile) {
+                     size_t stride, const char *w, int k, float *tile, Ahead ahead) {
   const int step = dtype == BF16 ? 2 : 1;
   const size_t column_bytes = PANEL * weight_bytes(dtype), panel_bytes = k * column_bytes;
   vf sum[MAX_TILE_PANELS][MAX_TILE_ROWS][PANEL_VECTORS];
@@ -69,11 +75,11 @@ INLINE void multiply(const int rows, const int panels, const enum dtype dtype, c
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
       for (int v = 0; v < PANEL_VECTORS; v++) sum[p][r][v] = splat(0.f);
-  for (int i = 0; i < k; i += step) {
+  for (int i = 0; i < k; i += step, ahead.line += ahead.step) {
 #pragma GCC unroll 4
     for (int p = 0; p < panels; p++) {
       const char *column = w + p * panel_bytes + i * column_bytes;
-      __builtin_prefetch(column + PREFETCH_BYTES);
+      __builtin_prefetch(ahead.line + p * panel_bytes);
 #pragma GCC unroll 2
       for (int odd = 0; odd < step; odd++) {
         vf weight[PANEL_VECTORS];
@@ -110,21 +116,21 @@ INLINE int panels_per_tile(int rows) {
 #define TILE(ROWS, PANELS)                                              \
   case (ROWS) * 8 + (PANELS):                                           \
     if ((PANELS) <= panels_per_tile(ROWS))                              \
-      multiply(ROWS, PANELS, dtype, a, stride, w, k, tile);             \
+      multiply(ROWS, PANELS, dtype, a, stride, w, k, tile, ahead);      \
     break;
 #define TILES(ROWS) TILE(ROWS, 1) TILE(ROWS, 2) TILE(ROWS, 3) TILE(ROWS, 4)
 
 INLINE void multiply_any(int rows, int panels, const enum dtype dtype, const float *a,
-                         size_t stride, const char *w, int k, float *tile) {
+                         size_t stride, const char *w, int k, float *tile, Ahead ahead) {
   switch (rows * 8 + panels) { TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6) }
 }
 static void multiply_fp32(int rows, int panels, const float *a, size_t stride, const char *w,
-                          int k, float *tile) {
-  multiply_any(rows, panels, FP32, a, stride, w, k, tile);
+                          int k, float *tile, Ahead ahead) {
+  multiply_any(rows, panels, FP32, a, stride, w, k, tile, ahead);
 }
 static void multiply_bf16(int rows, int panels, const float *a, size_t stride, const char *w,
-                          int k, float *tile) {
-  multiply_any(rows, panels, BF16, a, stride, w, k, tile);
+                          int k, float *tile, Ahead ahead) {
+  multiply_any(rows, panels, BF16, a, stride, w, k, tile, ahead);
 }
 
 // SwiGLU: a panel holds 8 gate columns, then the 8 up columns of the same outputs.
@@ -182,8 +188,11 @@ static void apply_linear(const Linear *linear, enum dtype dtype, const float *a,
         int row = first + (last - first) * i / tiles;
         int height = first + (last - first) * (i + 1) / tiles - row;
         const char *w = packed + panel * panel_bytes;
+        Ahead ahead = tiles == 1
+                          ? (Ahead){w + PREFETCH_BYTES, 64}
+                          : (Ahead){w + panel_bytes + panel_bytes * i / tiles, 64 / tiles};
         (dtype == BF16 ? multiply_bf16 : multiply_fp32)(height, panels, a + row * stride, stride, w,
-                                                        k, tile);
+                                                        k, tile, ahead);
         for (int p = 0; p < panels; p++)
           finish_tile(linear, e, row, height, panel + p, tile + p * height * PANEL);
       }
