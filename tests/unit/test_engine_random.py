@@ -61,7 +61,8 @@ def test_all_answers_are_right_and_nothing_leaks(seed: int):
     def disturb(_: int) -> None:
         while to_come and (source.random() < 0.4 or not engine.has_work):
             number = to_come.pop()
-            engine.add_request(number, *requests[number])
+            priority = source.choice([0, 0, 0, -1, 1])
+            engine.add_request(number, *requests[number], priority=priority)
         if source.random() < 0.1:
             victims = [*engine.scheduler.running, *engine.scheduler.waiting]
             for victim in source.sample(victims, min(1, len(victims))):

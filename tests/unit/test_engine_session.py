@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+import msgspec
 import pytest
 
 from homing.engine.engine import Engine
@@ -17,6 +18,8 @@ from homing.wire import (
     Control,
     ControlDone,
     Delta,
+    Drain,
+    Finish,
     FinishedRequest,
     FinishReason,
     FleetState,
@@ -203,6 +206,63 @@ def test_after_a_silence_the_engine_drops_its_work_and_goes_on_saying_hello():
     [again] = session.tick(SILENCE_S + 2)
     assert isinstance(again, Hello)
     assert again.incarnation == 1
+
+
+# Leaving
+
+
+def test_an_engine_that_leaves_says_so_finishes_and_may_go():
+    session, engine = joined()
+    session.handle(submit(), 1.0)
+    assert not session.may_go(2.0)
+    assert session.leave(2.0, 30.0) == [Drain(0, None, 30.0)]
+    session.handle(Drain(0, None, 30.0), 2.1)
+    while engine.has_unfinished_requests:
+        assert not session.may_go(3.0)
+        step(session, engine)
+    assert session.may_go(3.0)
+
+
+def test_an_engine_that_leaves_goes_when_its_time_is_up():
+    session, _ = joined()
+    session.handle(submit(), 1.0)
+    session.handle(Drain(0, None, 5.0), 2.0)
+    assert not session.may_go(6.9)
+    assert session.may_go(7.0)
+
+
+def test_the_shorter_of_two_times_to_leave_counts():
+    session, _ = joined()
+    session.handle(submit(), 1.0)
+    session.leave(2.0, 30.0)
+    session.handle(Drain(0, None, 1.0), 2.0)
+    session.handle(Drain(0, None, 60.0), 2.5)
+    assert session.may_go(3.0)
+
+
+def test_an_engine_that_nobody_answers_may_leave_at_once():
+    session, _ = make_session()
+    assert session.leave(1.0, 30.0) == []
+    assert session.may_go(1.0)
+
+
+def test_an_engine_that_rejoins_while_it_leaves_says_so_again():
+    session, _ = joined()
+    session.leave(2.0, 30.0)
+    session.handle(Rejoin(9), 3.0)
+    assert session.handle(welcome(), 4.0)[-1] == Drain(0, None, 28.0)
+
+
+def test_a_priority_and_a_deadline_reach_the_engine():
+    session, engine = joined(max_batch_requests=1)
+    session.handle(submit(request_id=1, max_new_tokens=50), 1.0)
+    step(session, engine)
+    urgent = msgspec.structs.replace(submit(request_id=2), priority=-1, deadline_s=2.0)
+    session.handle(urgent, 1.0)
+    assert [delta.request_id for delta in deltas(step(session, engine))] == [2]
+    engine.expire(3.0)
+    [late] = [d for d in deltas(session.outputs(engine.step())) if d.request_id == 2]
+    assert late.finish == Finish(FinishReason.ABORT, detail="its deadline passed")
 
 
 def test_a_lost_connection_ends_the_session_once():

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import signal
 import sys
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import tyro
 
 from homing.engine.config import EngineConfig
 from homing.observe import configure_logging, run_main, watch_lifeline
+
+if TYPE_CHECKING:
+    from homing.engine.worker import Worker
 
 log = logging.getLogger("homing.engine")
 
@@ -28,7 +33,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)
     if config.lifeline_fd is not None:
-        watch_lifeline(config.lifeline_fd)
+        watch_lifeline(config.lifeline_fd, lambda: os.kill(os.getpid(), signal.SIGINT))
     for name, value in config.openmp.items():
         config.environ.setdefault(name, value)
     serve(config)
@@ -48,10 +53,19 @@ def serve(config: EngineConfig) -> None:
         engine, card, uid=uid, rank=config.rank, join_timeout_s=config.join_timeout_s
     )
     dealer = Dealer(config.coordinator, peer_identity(Role.ENGINE.value, uid))
+    worker = Worker(engine, session, dealer)
+    signal.signal(signal.SIGTERM, lambda *_: _leave(worker, config.drain_s))
     try:
-        Worker(engine, session, dealer).run()
+        worker.run()
     finally:
         engine.close()
+
+
+def _leave(worker: Worker, drain_s: float) -> None:
+    """Finish what is running; a second signal does not wait for that."""
+    log.info("leaving", extra={"drain_s": drain_s})
+    signal.signal(signal.SIGTERM, _stop)
+    worker.leave(drain_s)
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:

@@ -42,6 +42,9 @@ class EngineConfig:
     """What clients call the model. Default: its file's name."""
     join_timeout_s: float = 300.0
     """How long to wait for a coordinator that does not answer, before giving up."""
+    drain_s: float = 30.0
+    """On SIGTERM: how long what is running may go on. What is left then goes on elsewhere. A second
+    SIGTERM, or SIGINT, ends that."""
     lifeline_fd: int | None = None
     """A pipe's read end; when it closes, the parent process is gone, and this one stops."""
     verbose: bool = False

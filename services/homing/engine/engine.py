@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from homing.engine.deadlines import Deadlines
 from homing.engine.endings import (
     finish_after,
     finish_of_grammar,
@@ -36,6 +37,8 @@ from homing.params import SamplingParams
 from homing.params.structured import invalid
 from homing.tokenizer import Tokenizer
 from homing.wire import Finish, FinishReason
+
+DEADLINE_PASSED = "its deadline passed"
 
 
 class RequestOutput(NamedTuple):
@@ -90,6 +93,7 @@ class Engine:
         self._grammars = grammars
         self._compiling: dict[RequestKey, Future[CompiledGrammar]] = {}
         self._requests: dict[RequestKey, Request] = {}
+        self._deadlines = Deadlines()
         self._outputs: list[RequestOutput] = []  # those that the next step returns besides its own
 
     # Requests
@@ -103,12 +107,16 @@ class Engine:
         num_resumed: int = 0,
         max_new_tokens: int | None = None,
         cache_salt: str = "",
+        priority: int = 0,
+        deadline: float | None = None,
     ) -> None:
         """Take a request on. `key` is in use until the request finished.
 
         prompt: token ids, those that an earlier attempt generated included.
         num_resumed: how many of the last tokens of `prompt` those are.
         max_new_tokens: in this attempt; None: what `sampling` and the context allow.
+        priority: lower is sooner.
+        deadline: by the clock of `expire`.
 
         Raises InvalidRequest (what it asks cannot be served) and Overloaded (the queue is full).
         """
@@ -123,6 +131,7 @@ class Engine:
             sampling,
             num_resumed=num_resumed,
             max_new_tokens=max_new_tokens,
+            priority=priority,
             cache_salt=cache_salt,
             epoch=self.lifecycle.epoch,
         )
@@ -131,6 +140,8 @@ class Engine:
         self.counters.requests_started += 1
         self.counters.prompt_tokens += len(prompt)
         self.scheduler.add(request)
+        if deadline is not None:
+            self._deadlines.add(request, deadline)
         if sampling.structured_output is not None:
             assert self._grammars is not None
             future = self._compiling[key] = self._grammars.compile(sampling.structured_output)
@@ -143,6 +154,12 @@ class Engine:
         if request := self._requests.get(key):
             self.counters.aborted += 1
             self._finish(request, [], Finish(FinishReason.ABORT))
+
+    def expire(self, now: float) -> None:
+        """End the requests whose deadline has passed, whatever their phase, as aborted."""
+        for request in self._deadlines.passed(now):
+            self.counters.aborted += 1
+            self._finish(request, [], Finish(FinishReason.ABORT, detail=DEADLINE_PASSED))
 
     def abort_all(self) -> None:
         for key in list(self._requests):

@@ -32,6 +32,7 @@ class Intake:
         *,
         num_resumed: int,
         max_new_tokens: int | None,
+        priority: int,
         cache_salt: str,
         epoch: int,
     ) -> Request:
@@ -47,6 +48,7 @@ class Intake:
             block_size=self._limits.block_size,
             max_new_tokens=self._room(len(prompt), sampling, num_resumed, max_new_tokens),
             num_resumed=num_resumed,
+            priority=priority,
             cache_salt=cache_salt,
             epoch=epoch,
             stop_token_ids=frozenset((*eos, *sampling.stop_token_ids)),

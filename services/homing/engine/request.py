@@ -71,6 +71,7 @@ class Request:
         block_size: int,
         max_new_tokens: int,
         num_resumed: int = 0,
+        priority: int = 0,
         cache_salt: str = "",
         epoch: int = 0,
         stop_token_ids: frozenset[int] = frozenset(),
@@ -81,6 +82,7 @@ class Request:
         seed: decides the noise, together with a token's position.
         max_new_tokens: in this attempt; the caller has checked that they fit the context.
         num_resumed: how many of the last tokens of `prompt` an earlier attempt generated.
+        priority: lower is sooner.
         cache_salt, epoch: keep the prefixes of other tenants and of other weights apart.
         stop_token_ids: the model's own included, unless ignored.
         """
@@ -105,6 +107,7 @@ class Request:
         self.has_answered = False
         self.queued_at: float | None = None  # when it was added, until a step has a part of it
 
+        self.priority = priority
         self.arrival = 0  # set by the scheduler: lower is older
         self.owner_seen: tuple[int, int] | None = None  # whom it waited for, and how far that was
         self.num_passes = 0  # how often a younger one was admitted while this did not fit

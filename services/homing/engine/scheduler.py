@@ -2,16 +2,18 @@
 
 Continuous batching: each step is filled anew, up to a budget of tokens.
 
-1. Decodes come first, one token each. Where blocks run out, the newest running request is
+0. Requests are in order of urgency: by priority, and within one by age. If the first that waits
+   finds no place, running ones of lower priority are preempted for it.
+1. Decodes come first, one token each. Where blocks run out, the least urgent running request is
    preempted: it gives back its blocks and waits, and is computed again later (mostly from the
    prefix cache).
-2. Waiting requests are admitted, oldest first, while there are batch places and blocks for all of
+2. Waiting requests are admitted, in order, while there are batch places and blocks for all of
    their tokens. One that does not fit may be passed by younger ones, a bounded number of times.
    One whose next block is being computed for another request waits for it, and then finds it in
    the cache.
 3. What is left of the budget goes to prefill chunks, as `share_budget` says.
 
-The oldest request always advances: it may preempt every other one, and the engine accepts no
+The most urgent request always advances: it may preempt every other one, and the engine accepts no
 request that does not fit the pool alone.
 """
 
@@ -37,7 +39,7 @@ MAX_REFUSALS = 8
 MAX_SCORED_TOKENS = 256
 """Prompt tokens scored in one step: each needs a row of logits as wide as the vocabulary."""
 
-_ARRIVAL = attrgetter("arrival")
+_URGENCY = attrgetter("priority", "arrival")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class SchedulerLimits:
 class Scheduler:
     def __init__(self, pool: BlockPool, block_size: int, limits: SchedulerLimits) -> None:
         assert limits.max_step_tokens >= limits.max_batch_requests
-        self.waiting: list[Request] = []  # oldest first, like `running`
+        self.waiting: list[Request] = []  # the most urgent first, like `running`
         self.running: list[Request] = []
         self.paused = False
         self.num_preemptions = 0
@@ -69,6 +71,7 @@ class Scheduler:
         plan = StepPlan()
         if self.paused:
             return plan
+        self._make_room()
         num_preemptions = self.num_preemptions
         for request in [r for r in self.running if r.phase is Phase.DECODE]:
             if request.phase is Phase.DECODE and self._has_room_for_next(request):
@@ -78,14 +81,32 @@ class Scheduler:
         self._add_prefills(plan, self._limits.max_step_tokens - len(plan.chunks))
         return plan
 
+    def _make_room(self) -> None:
+        """Preempt what is of lower priority than the first that waits, as far as that one needs."""
+        ready = (r for r in self.waiting if r.is_ready and not self._comes_late(r))
+        first = next(ready, None)
+        if first is None or not self.running or self.running[-1].priority <= first.priority:
+            return
+        if self._prefix_owner(first) is not None:
+            return  # it has nothing to gain before that is computed
+        while self.running and self.running[-1].priority > first.priority:
+            if self._has_place(first):
+                return
+            self._preempt(self.running[-1])
+
+    def _has_place(self, request: Request) -> bool:
+        if len(self.running) == self._limits.max_batch_requests:
+            return False
+        return self._num_new_blocks(request, self._pool.match(request.hashes)) is not None
+
     def _has_room_for_next(self, request: Request) -> bool:
-        """Get the next token's block, if need be from the newest; False if that is `request`."""
+        """Get the next token's block, if need be from the last; False if that is `request`."""
         if request.num_computed < request.num_blocks * self._block_size:
             return True
         while not self._pool.num_available:
-            newest = self.running[-1]
-            self._preempt(newest)
-            if newest is request:
+            last = self.running[-1]
+            self._preempt(last)
+            if last is request:
                 return False
         request.hold(self._pool.allocate(1, after=int(request.blocks[-1])))
         return True
@@ -93,9 +114,9 @@ class Scheduler:
     def _admit(self) -> None:
         refused: list[Request] = []
         for request in list(self.waiting):
-            if len(self.running) == self._limits.max_batch_requests or self._comes_late(request):
+            if len(self.running) == self._limits.max_batch_requests:
                 return
-            if not request.is_ready or self._waits_for_prefix(request):
+            if not request.is_ready or self._comes_late(request) or self._waits_for_prefix(request):
                 continue
             if not self._take_blocks(request):
                 refused.append(request)
@@ -103,7 +124,7 @@ class Scheduler:
                     return
                 continue
             self.waiting.remove(request)
-            insort(self.running, request, key=_ARRIVAL)
+            insort(self.running, request, key=_URGENCY)
             request.change(Change.ADMIT)
             for passed in refused:
                 passed.num_passes += 1
@@ -131,22 +152,25 @@ class Scheduler:
         Only whole blocks that could be taken from the cache count, so nobody waits in vain. And a
         short prompt does not wait for a long one that stands still, behind others.
         """
-        usable = request.max_cached // self._block_size
-        missing = next((h for h in islice(request.hashes, usable) if h not in self._pool), None)
-        owner = None if missing is None else self._computing.get(missing)
+        owner = self._prefix_owner(request)
         if owner is None:
             return False
         seen, request.owner_seen = request.owner_seen, (owner.arrival, owner.num_computed)
         return seen != request.owner_seen or 2 * request.num_owed > owner.num_owed
+
+    def _prefix_owner(self, request: Request) -> Request | None:
+        """Who is computing this one's first missing block."""
+        usable = request.max_cached // self._block_size
+        missing = next((h for h in islice(request.hashes, usable) if h not in self._pool), None)
+        return None if missing is None else self._computing.get(missing)
 
     def _take_blocks(self, request: Request) -> bool:
         """Give the request blocks for all of its tokens, cached ones where there are; False, and
         nothing changes, if that does not leave one for each running request to go on."""
         pool = self._pool
         cached = pool.match(request.hashes)
-        num_new = -(-request.num_tokens // self._block_size) - len(cached)
-        num_needed = num_new + pool.num_cached_among(cached)
-        if num_needed + len(self.running) > pool.num_available and self.running:
+        num_new = self._num_new_blocks(request, cached)
+        if num_new is None:
             return False
         pool.hold(cached)
         request.hold(cached)
@@ -162,6 +186,14 @@ class Scheduler:
             self._computing.setdefault(block_hash, request)
         return True
 
+    def _num_new_blocks(self, request: Request, cached: list[int]) -> int | None:
+        """How many it needs beside the cached ones; None if so many are not to be had."""
+        num_new = -(-request.num_tokens // self._block_size) - len(cached)
+        num_needed = num_new + self._pool.num_cached_among(cached)
+        if self.running and num_needed + len(self.running) > self._pool.num_available:
+            return None
+        return num_new
+
     def _give_back_blocks(self, request: Request) -> None:
         for block_hash in request.hashes[request.num_registered :]:
             self._stop_computing(block_hash, request)
@@ -176,7 +208,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         request.arrival = self._num_arrivals
         self._num_arrivals += 1
-        self.waiting.append(request)
+        insort(self.waiting, request, key=_URGENCY)
 
     def close(self) -> None:
         """Admit only what is there already, until `open`."""
@@ -253,7 +285,7 @@ class Scheduler:
         self._give_back_blocks(request)
         request.change(Change.PREEMPT)
         request.extend_hashes()
-        insort(self.waiting, request, key=_ARRIVAL)
+        insort(self.waiting, request, key=_URGENCY)
 
     def check(self) -> None:
         """Raise AssertionError unless requests, block tables and pool agree."""
@@ -262,7 +294,7 @@ class Scheduler:
         assert all(r.phase is Phase.WAITING and r.num_blocks == 0 for r in self.waiting)
         assert all(r.phase in (Phase.PREFILL, Phase.DECODE) for r in self.running)
         for requests in (self.waiting, self.running):
-            assert requests == sorted(requests, key=_ARRIVAL)
+            assert requests == sorted(requests, key=_URGENCY)
         for request in self.running:
             assert request.num_computed < request.num_tokens
             assert request.num_computed <= request.num_blocks * self._block_size
@@ -270,10 +302,10 @@ class Scheduler:
 
 
 def share_budget(owed: Sequence[int], budget: int) -> list[int]:
-    """How many of the tokens that each prefill owes run in this step. `owed` is oldest first, and
-    not empty.
+    """How many of the tokens that each prefill owes run in this step. `owed` is in the order of
+    urgency, and not empty.
 
-    The oldest comes first. But while others owe less than half of what it does, it leaves them half
+    The first comes first. But while others owe less than half of what it does, it leaves them half
     of the budget, the shortest first: a short prompt does not wait for the end of a long one, and
     prompts of about one length run one after the other, which brings each its first token soonest
     on average.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from enum import Enum
@@ -31,6 +32,7 @@ from homing.wire import (
     Control,
     ControlDone,
     Delta,
+    Drain,
     Finish,
     FinishedRequest,
     FinishReason,
@@ -80,6 +82,7 @@ class EngineSession:
         self._commands = Commands(engine)
         self._retry_s = FIRST_RETRY_S
         self._heartbeat_s = FIRST_RETRY_S
+        self._leave_by = math.inf
         self._joining_since = 0.0
         self._last_heard = 0.0
 
@@ -156,7 +159,7 @@ class EngineSession:
             case Refused():
                 raise ConfigError(f"the coordinator refuses this engine: {message.reason}")
             case Submit():
-                return self._submit(message) if self.state is SessionState.JOINED else []
+                return self._submit(message, now) if self.state is SessionState.JOINED else []
             case Abort():
                 self._abort(message)
                 return []
@@ -164,6 +167,9 @@ class EngineSession:
                 if self.state is SessionState.JOINING:
                     return []  # it was for the session before
                 return self._with_outputs(self._commands.take(message))
+            case Drain():
+                self._leave_by = min(self._leave_by, now + message.timeout_s)
+                return []
             case Heartbeat():
                 return []
             case _:
@@ -176,9 +182,11 @@ class EngineSession:
         self._heartbeat_s = message.heartbeat_s
         self.next_tick = now + message.heartbeat_s
         log.info("joined the fleet", extra={"rank": message.rank, "incarnation": self.incarnation})
+        if self.is_leaving:
+            return [self._heartbeat(), Drain(0, None, max(0.0, self._leave_by - now))]
         return [self._heartbeat()]
 
-    def _submit(self, message: Submit) -> list[Message]:
+    def _submit(self, message: Submit, now: float) -> list[Message]:
         """Take a request on, or answer at once why not. An attempt that is running, or older, is
         ignored; a newer one replaces it."""
         name = (message.client, message.request_id)
@@ -197,6 +205,8 @@ class EngineSession:
                 num_resumed=message.num_resumed_tokens,
                 max_new_tokens=message.max_new_tokens,
                 cache_salt=message.cache_salt,
+                priority=message.priority,
+                deadline=None if message.deadline_s is None else now + message.deadline_s,
             )
         except (InvalidRequest, Overloaded) as error:
             field = error.field if isinstance(error, InvalidRequest) else None
@@ -221,6 +231,22 @@ class EngineSession:
     def is_stopping(self) -> bool:
         """The fleet was told to shut down: say what is left to be said, and end the process."""
         return self._commands.is_stopping
+
+    # Leaving
+
+    def leave(self, now: float, timeout_s: float) -> list[Message]:
+        """Take no more requests, finish those that are there for so long, and be done."""
+        self._leave_by = min(self._leave_by, now + timeout_s)
+        return [Drain(0, None, timeout_s)] if self.state is SessionState.JOINED else []
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._leave_by < math.inf
+
+    def may_go(self, now: float) -> bool:
+        """It leaves and has nothing to finish, or no more time. What it has not finished goes on
+        elsewhere, as does what is on its way here."""
+        return self.is_leaving and (not self._attempt_of or now >= self._leave_by)
 
     # What goes out
 

@@ -29,6 +29,13 @@ class Worker:
         self._engine.wake = dealer.wake
         self._session = session
         self._dealer = dealer
+        self._leave_in_s: float | None = None
+
+    def leave(self, timeout_s: float) -> None:
+        """Take no more requests, finish those that are there for so long, and end. For a signal
+        handler: it only takes note."""
+        self._leave_in_s = timeout_s
+        self._dealer.wake()
 
     def run(self) -> None:
         """Serve until an exception, such as SystemExit from a signal, ends it, and say Goodbye.
@@ -57,11 +64,16 @@ class Worker:
         if self._dealer.lost_connection:
             self._dealer.lost_connection = False
             self._send(self._session.lost_connection(time.monotonic()))
-        self._send(self._session.tick(time.monotonic()))
+        now = time.monotonic()
+        if self._leave_in_s is not None:
+            self._send(self._session.leave(now, self._leave_in_s))
+            self._leave_in_s = None
+        self._send(self._session.tick(now))
+        self._engine.expire(now)
         if self._engine.has_work:
             self._send(self._session.outputs(self._engine.step()))
         self._send(self._session.poll())
-        if self._session.is_stopping:
+        if self._session.is_stopping or self._session.may_go(time.monotonic()):
             raise SystemExit(0)
 
     def _idle_s(self) -> float:
