@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar, overload
 
+from homing.client import Client
 from homing.llm.config import EngineConfig, ServeConfig
 from homing.llm.fleet import Fleet
 from homing.llm.model_files import ModelLike, TokenizerLike
@@ -22,8 +23,10 @@ from homing.llm.prompts import (
     read_prompts,
 )
 from homing.llm.results import Delta, Result, raise_first_error
-from homing.llm.runtime import Runtime
+from homing.llm.runtime import RankResults, Runtime
 from homing.llm.text import DetokenizeGenerations, TextHooks, TokenizePrompt
+from homing.llm.weights import WeightsLike, weight_update
+from homing.wire import InFlightKV, KVMode, PauseMode, WeightsMode
 
 T = TypeVar("T")
 
@@ -136,13 +139,46 @@ class AsyncLLM:
 
     # Lifecycle
 
-    async def pause(self) -> None:
-        """Have every engine stop between two steps. Requests stay, and new ones queue."""
-        await self._run("pause", Fleet.pause)
+    async def pause(self, mode: PauseMode | str = PauseMode.KEEP) -> RankResults:
+        """As `LLM.pause`."""
+        return await self._command("pause", lambda client: client.pause(mode))
 
-    async def unpause(self) -> None:
-        """Undo `pause`."""
-        await self._run("unpause", Fleet.unpause)
+    async def unpause(self) -> RankResults:
+        """As `LLM.unpause`."""
+        return await self._command("unpause", lambda client: client.unpause())
+
+    async def suspend(
+        self, kv: KVMode | str = KVMode.PERSIST, weights: WeightsMode | str = WeightsMode.KEEP
+    ) -> RankResults:
+        """As `LLM.suspend`."""
+        return await self._command("suspend", lambda client: client.suspend(kv, weights))
+
+    async def resume(self) -> RankResults:
+        """As `LLM.resume`."""
+        return await self._command("resume", lambda client: client.resume())
+
+    async def reset(self) -> RankResults:
+        """As `LLM.reset`."""
+        return await self._command("reset", lambda client: client.reset())
+
+    async def set_generation_epoch(self, epoch: int) -> RankResults:
+        """As `LLM.set_generation_epoch`."""
+        return await self._command("set_generation_epoch", lambda client: client.set_epoch(epoch))
+
+    async def update_weights(
+        self,
+        source: WeightsLike | None = None,
+        *,
+        partial: bool = False,
+        in_flight: InFlightKV | str = InFlightKV.KEEP,
+        epoch: int | None = None,
+    ) -> RankResults:
+        """As `LLM.update_weights`. Tensors are copied before the event loop goes on."""
+        weights = self._runtime.weights(source)
+        with weight_update(weights, partial=partial, in_flight=in_flight, epoch=epoch) as update:
+            return await self._command(
+                "update_weights", lambda client: client.update_weights(update)
+            )
 
     async def serve(self, config: ServeConfig | None = None, *, blocking: bool = True) -> str:
         """Serve the OpenAI API over HTTP beside this; returns the URL once it answers.
@@ -169,6 +205,11 @@ class AsyncLLM:
     async def _run(self, what: str, work: Callable[[Fleet], Coroutine[Any, Any, T]]) -> T:
         await self._started()
         return await asyncio.wrap_future(self._runtime.submit(what, work))
+
+    async def _command(
+        self, what: str, command: Callable[[Client], Coroutine[Any, Any, RankResults]]
+    ) -> RankResults:
+        return await self._run(what, lambda fleet: command(fleet.client))
 
     async def __aenter__(self) -> AsyncLLM:
         try:

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count
+from os import PathLike, fspath
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from homing.engine.runner import Runner
 from homing.engine.sampling import Sampler
 from homing.engine.scheduler import Scheduler, SchedulerLimits
 from homing.engine.startup import load_engine
+from homing.engine.weight_update import open_source
 from homing.errors import HomingError, InternalError, InvalidRequest
 from homing.llm.answer import Answer
 from homing.llm.config import EngineConfig
@@ -40,8 +42,9 @@ from homing.llm.params import SamplingParams
 from homing.llm.prompts import Prompt, PromptLike, check_fits, read_prompts
 from homing.llm.results import Alternatives, Delta
 from homing.llm.text import DetokenizeGenerations, TextCodec, TextHooks, TokenizePrompt
+from homing.llm.weights import WeightsLike, named_tensors
 from homing.tokenizer import Tokenizer
-from homing.wire import Finish, FinishReason
+from homing.wire import Finish, FinishReason, InFlightKV, UpdateWeights, WeightSource
 
 GRAMMAR_WAIT_S = 0.05
 """A step that has nothing to run waits so long for what runs beside it: a grammar's compilation."""
@@ -90,6 +93,7 @@ class Engine:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="homing-engine")
             stack.callback(self._executor.shutdown)
             self._resources = stack.pop_all()
+        self._model = model
         self.card = card
         """What the model is: its name, context length, vocabulary and the like."""
         self._request_ids = count(1)
@@ -185,6 +189,28 @@ class Engine:
             deltas = self._deltas(self._core.step())
             self._core.lifecycle.reset_prefix_cache()
             return deltas
+
+    def update_weights(
+        self,
+        source: WeightsLike | None = None,
+        *,
+        partial: bool = False,
+        in_flight: InFlightKV | str = InFlightKV.KEEP,
+        epoch: int | None = None,
+    ) -> int:
+        """Serve other weights from the next step on; returns their epoch. As `LLM.update_weights`,
+        but that tensors are taken from this process without a detour."""
+        source = self._model if source is None else source
+        lifecycle = self._core.lifecycle
+        options = {"partial": partial, "in_flight": InFlightKV(in_flight), "epoch": epoch}
+        with self._lock, ExitStack() as stack:
+            if isinstance(source, str | PathLike):
+                update = UpdateWeights(source=WeightSource.DIRECTORY, path=fspath(source))
+                tensors = stack.enter_context(open_source(update, self.runner.model, None))
+            else:
+                tensors = named_tensors(source)
+            lifecycle.update_weights(tensors, **options)
+            return lifecycle.epoch
 
     @property
     def has_unfinished_requests(self) -> bool:

@@ -27,7 +27,6 @@ from homing.launch.torchrun.config import JobRank
 from homing.llm.config import ServeConfig
 from homing.llm.requests import Requests
 from homing.llm.text import TextHooks
-from homing.wire import Command
 
 log = logging.getLogger(__name__)
 
@@ -125,12 +124,6 @@ class Fleet:
         keeper = asyncio.create_task(family.keep_running())
         self._families.append((family, keeper))
         return family, keeper
-
-    async def pause(self) -> None:
-        await self.client.control(Command.PAUSE)
-
-    async def unpause(self) -> None:
-        await self.client.control(Command.UNPAUSE)
 
     async def serve(self, config: ServeConfig) -> str:
         """Start frontends; returns their URL once all of them answer."""

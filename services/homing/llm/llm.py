@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from homing.client import Client
 from homing.launch.torchrun.config import JobRank
 from homing.llm import local
 from homing.llm.config import EngineConfig, ServeConfig
-from homing.llm.fleet import Fleet
 from homing.llm.model_files import ModelLike, TokenizerLike
 from homing.llm.params import SamplingParams
 from homing.llm.progress import BatchProgress
 from homing.llm.prompts import GivenParams, Prompts, params_of_each, read_prompts
 from homing.llm.results import Delta, Result, raise_first_error, raising_errors
-from homing.llm.runtime import Runtime
+from homing.llm.runtime import RankResults, Runtime
 from homing.llm.text import DetokenizeGenerations, TextHooks, TokenizePrompt
+from homing.llm.weights import WeightsLike, weight_update
+from homing.wire import InFlightKV, KVMode, PauseMode, WeightsMode
 
 if TYPE_CHECKING:
     from homing.engine.block_pool import BlockPool
@@ -160,13 +162,61 @@ class LLM:
 
     # Lifecycle
 
-    def pause(self) -> None:
-        """Have every engine stop between two steps. Requests stay, and new ones queue."""
-        self._coordinated("pause").run("pause", Fleet.pause)
+    def pause(self, mode: PauseMode | str = PauseMode.KEEP) -> RankResults:
+        """Have every engine stop between two steps.
 
-    def unpause(self) -> None:
+        mode: requests stay and new ones queue ("keep"), or run to their ends first ("wait"), or end
+        now, with what they generated ("abort").
+        """
+        return self._command("pause", lambda client: client.pause(mode))
+
+    def unpause(self) -> RankResults:
         """Undo `pause`."""
-        self._coordinated("unpause").run("unpause", Fleet.unpause)
+        return self._command("unpause", lambda client: client.unpause())
+
+    def suspend(
+        self, kv: KVMode | str = KVMode.PERSIST, weights: WeightsMode | str = WeightsMode.KEEP
+    ) -> RankResults:
+        """Give memory of paused engines back to the system.
+
+        kv: keep the KV cache ("persist"), move what is in use to files ("offload") or forget it,
+        and compute it again ("discard"). weights: "keep" or "offload".
+        """
+        return self._command("suspend", lambda client: client.suspend(kv, weights))
+
+    def resume(self) -> RankResults:
+        """Undo `suspend`. The engines are paused then."""
+        return self._command("resume", lambda client: client.resume())
+
+    def reset(self) -> RankResults:
+        """End every request as aborted, and forget every prefix; in any state."""
+        return self._command("reset", lambda client: client.reset())
+
+    def set_generation_epoch(self, epoch: int) -> RankResults:
+        """Count the weights as those of `epoch` from now on. Epochs only increase."""
+        return self._command("set_generation_epoch", lambda client: client.set_epoch(epoch))
+
+    def update_weights(
+        self,
+        source: WeightsLike | None = None,
+        *,
+        partial: bool = False,
+        in_flight: InFlightKV | str = InFlightKV.KEEP,
+        epoch: int | None = None,
+    ) -> RankResults:
+        """Give every engine the same new weights between two of its steps, or none of them.
+
+        source: a Hugging Face directory, (name, tensor) pairs or a mapping of them, or a torch
+        module; None: the model that this was made with, as it is now.
+        partial: some parameters are new, the others stay.
+        in_flight: requests that are running keep their keys and values ("keep") or compute them
+        again by the new weights ("recompute").
+        epoch: of the new weights; None: the next one.
+        """
+        runtime = self._coordinated("update_weights")
+        weights = runtime.weights(source)
+        with weight_update(weights, partial=partial, in_flight=in_flight, epoch=epoch) as update:
+            return self._command("update_weights", lambda client: client.update_weights(update))
 
     def serve(self, config: ServeConfig | None = None, *, blocking: bool = True) -> str:
         """Serve the OpenAI API over HTTP beside this; returns the URL once it answers.
@@ -190,6 +240,11 @@ class LLM:
             engine.close()
         if self._runtime is not None:
             self._runtime.close()
+
+    def _command(
+        self, what: str, command: Callable[[Client], Coroutine[Any, Any, RankResults]]
+    ) -> RankResults:
+        return self._coordinated(what).run(what, lambda fleet: command(fleet.client))
 
     def _coordinated(self, what: str) -> Runtime:
         if self._runtime is None:

@@ -8,19 +8,24 @@ import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
 from homing.launch.torchrun.config import JobRank
 from homing.llm.config import EngineConfig
 from homing.llm.fleet import Fleet
 from homing.llm.loop_thread import LoopThread
-from homing.llm.model_files import ModelLike, TokenizerLike, dtype_of, model_path
+from homing.llm.model_files import ModelLike, TokenizerLike, dtype_of, is_path, model_path
 from homing.llm.params import SamplingParams
 from homing.llm.requests import OnDelta
 from homing.llm.results import Result
 from homing.llm.text import TextHooks
+from homing.llm.weights import WeightsLike
 
 T = TypeVar("T")
+
+RankResults: TypeAlias = dict[int, dict[str, Any]]
+"""Rank -> what it says of a command that it carried out."""
 
 
 class Runtime:
@@ -35,6 +40,7 @@ class Runtime:
         data_parallel_size: int | None,
     ) -> None:
         self.job = JobRank.of()
+        self._model = model
         num_engines = _num_engines(data_parallel_size, self.job)
         resources = ExitStack()
         try:
@@ -85,6 +91,16 @@ class Runtime:
         """Do it, and wait."""
         self._check(what)
         return self.thread.run(work(self.fleet))
+
+    def weights(self, source: WeightsLike | None) -> WeightsLike:
+        """`source`, or the model that this was made with."""
+        if source is not None:
+            return source
+        if is_path(self._model) and not (self._model and Path(self._model).is_dir()):
+            raise ValueError(
+                "update_weights: name a source; this model is a file, and stays as it is"
+            )
+        return self._model
 
     def wait_until_closed(self) -> None:
         if self.close.alive:
