@@ -58,6 +58,7 @@ class CDecoder:
             config.rope, head_dim=config.head_dim, num_positions=config.max_context_tokens
         )
         self._model = self._build_model()
+        self._addresses: CacheAddresses | None = None
 
     @property
     def parameter_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -85,6 +86,9 @@ class CDecoder:
         )
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        if self._addresses is None or self._addresses.cache is not cache:
+            self._addresses = CacheAddresses(cache)
+        addresses = self._addresses
         logits = torch.empty(len(batch.selected), self.shape.vocab_size)
         step = c_structs.Step(
             rows=len(batch.token_ids),
@@ -97,8 +101,8 @@ class CDecoder:
             request_index=batch.request_index.data_ptr(),
             block_tables=batch.block_tables.data_ptr(),
             selected=batch.selected.data_ptr(),
-            keys=_pointers(cache.keys),
-            values=_pointers(cache.values),
+            keys=addresses.keys,
+            values=addresses.values,
             logits=logits.data_ptr(),
         )
         self._library.run_step(
@@ -165,6 +169,16 @@ class Workspace:
         weakref.finalize(self, library.free_workspace, self.pointer)
 
 
+class CacheAddresses:
+    """A KV cache as the C code sees it. Kept from step to step: collecting the addresses of 60
+    tensors takes as long as a layer."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self.cache = cache
+        self.keys = _addresses(cache.keys)
+        self.values = _addresses(cache.values)
+
+
 class _Overlay(Mapping[str, Tensor]):
     """Hugging Face name -> the new tensor where there is one, else the old one, unpacked."""
 
@@ -200,5 +214,5 @@ def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _pointers(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+def _addresses(tensors: list[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
