@@ -103,7 +103,7 @@ class FleetControl:
             return False
         active = self._active
         return active is None or (
-            active.waits_for_requests and self._waiting[0].command in ENDS_A_WAIT
+            active.waits_for_requests and any(o.command in ENDS_A_WAIT for o in self._waiting)
         )
 
     def start_next(self, engines: Iterable[Engine], now: float) -> Operation | None:
