@@ -171,21 +171,6 @@ async def test_a_request_that_killed_two_engines_is_not_sent_to_a_third():
         assert following.prompt == uint32(6)
 
 
-async def test_engines_that_leave_on_purpose_are_not_held_against_a_request():
-    async with joined() as (coordinator, client, peer):
-        generation = client.submit(uint32(5), SamplingParams())
-        reasons = [LostReason.RANK_LEFT, LostReason.RANK_LOST, *[LostReason.RANK_LEFT] * 5]
-        for attempt, reason in enumerate(reasons):
-            _, submit = await coordinator.next(Submit)
-            assert submit.attempt == attempt
-            coordinator.send(peer, Lost(submit.request_id, attempt, reason))
-        _, submit = await coordinator.next(Submit)
-        done = Delta(submit.request_id, submit.attempt, uint32(9), finish=STOPPED)
-        coordinator.send(peer, output(client, done))
-        [part] = await parts_of(generation)
-        assert part.token_ids == [9]
-
-
 @pytest.mark.parametrize(
     ("reason", "error"),
     [

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from homing.client.generation import TOKEN_BYTES
 from homing.errors import ContextLengthExceeded, InvalidRequest
 from homing.params import SamplingParams
 from homing.wire import ModelCard
 
 MAX_CACHE_SALT_CHARACTERS = 64
+
+
+def check_urgency(priority: int, timeout_s: float | None) -> None:
+    """Raise unless these can be sent."""
+    if not -(2**31) <= priority < 2**31:
+        raise InvalidRequest(
+            f"priority is {priority}; it must be a 32-bit integer", field="priority"
+        )
+    if timeout_s is not None and not 0 < timeout_s < inf:
+        raise InvalidRequest(
+            f"timeout_s is {timeout_s}; it must be more than 0 and finite", field="timeout_s"
+        )
 
 
 def check_request(

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from homing.client.checks import check_request
+from homing.client.checks import check_request, check_urgency
 from homing.client.fleet import FleetView
 from homing.client.generation import TOKEN_BYTES, Generation
 from homing.client.session import Session
@@ -54,6 +54,10 @@ from homing.wire import (
 
 log = logging.getLogger(__name__)
 
+DEADLINE_GRACE_S = 2.0
+"""How long after a deadline an engine may take to say that it passed."""
+MAY_PASS = (LostReason.NO_RANK, LostReason.OVERLOADED)
+
 
 class Client:
     """Use from one event loop: `start`, then `submit` and the rest, then `close`."""
@@ -80,7 +84,7 @@ class Client:
         self._patience_s = patience_s
         self._generations: dict[int, Generation] = {}  # request id -> unfinished request
         self._request_ids = count(1)
-        self._homeless_since: float | None = None
+        self._homeless: dict[int, Generation] = {}  # those that wait for a rank to go on with them
         self._session = Session(
             address,
             on_request_message=self._on_request_message,
@@ -128,6 +132,8 @@ class Client:
         cache_salt: str = "",
         external_id: str | None = None,
         num_resumed_tokens: int = 0,
+        priority: int = 0,
+        timeout_s: float | None = None,
     ) -> Generation:
         """Start a generation from `prompt_tokens` (little-endian uint32).
 
@@ -135,6 +141,8 @@ class Client:
         when it was aborted. They count as generated, in `num_tokens_to_generate` too; with the same
         prompt and `Generation.seed` the tokens go on as they would have.
         external_id: a name, not necessarily unique, for any client's `abort_matching`.
+        priority: lower is sooner; engines let such requests run in place of others.
+        timeout_s: after which it ends as aborted, wherever it is, with what there is.
 
         Raises `InvalidRequest`, `ContextLengthExceeded`, `Overloaded` or `Unavailable` without
         having started anything. What goes wrong later is raised by iterating the result.
@@ -143,6 +151,7 @@ class Client:
         max_new_tokens = check_request(
             prompt_tokens, params, cache_salt, card, num_resumed_tokens=num_resumed_tokens
         )
+        check_urgency(priority, timeout_s)
         if len(self._generations) >= self._max_inflight:
             raise Overloaded(f"{self._max_inflight} requests are unfinished; that is the limit")
         if params.seed is None:
@@ -156,6 +165,8 @@ class Client:
             external_digest=None if external_id is None else _external_digest(external_id),
             num_resumed_tokens=num_resumed_tokens,
             max_new_tokens=max_new_tokens,
+            priority=priority,
+            deadline=None if timeout_s is None else self._session.now() + timeout_s,
             send_abort=self._send_abort,
             forget=self._forget,
         )
@@ -240,6 +251,12 @@ class Client:
         digest = None if external_id is None else _external_digest(external_id)
         return await self._session.abort_matching(digest, timeout_s)
 
+    async def drain(self, rank: int, *, timeout_s: float = 30.0) -> None:
+        """Let an engine rank finish what it has, for so long, and leave; returns when it has. What
+        is unfinished then goes on elsewhere. Raises `NotAllowed` if there is no such rank or it was
+        lost on the way, `Unavailable` if it does not go."""
+        await self._session.drain(rank, timeout_s)
+
     async def stats(self, *, timeout_s: float = 5.0) -> dict[str, Any]:
         """The coordinator's snapshot of the fleet; docs/wire.md lists its keys."""
         return await self._session.stats(timeout_s)
@@ -261,38 +278,52 @@ class Client:
             generation.end_aborted()
         elif lost.reason is LostReason.RANK_LOST:
             generation.engine_deaths += 1
-            if generation.engine_deaths >= self._max_engine_deaths:
-                generation.fail(
-                    RequestLost(f"{generation.engine_deaths} engines died while they worked on it")
-                )
-            else:
+            deaths = generation.engine_deaths
+            if deaths < self._max_engine_deaths:
                 self._resubmit(generation)
+            else:
+                generation.fail(RequestLost(f"{deaths} engines died while they worked on it"))
         elif lost.reason is LostReason.RANK_LEFT:
             self._resubmit(generation)
-        elif lost.reason is LostReason.NO_RANK and self._homeless_since is not None:
-            pass  # the coordinator came back before its engines: `_on_fleet` submits it again
+        elif lost.reason in MAY_PASS and generation.attempt:
+            self._wait_for_rank(generation)  # it had one, and another may come
         else:
             generation.fail(_error_of(lost))
 
     def _on_rejoined(self) -> None:
-        self._homeless_since = self._session.now()
+        for generation in self._generations.values():
+            self._wait_for_rank(generation)
         self._on_fleet()
+
+    def _wait_for_rank(self, generation: Generation) -> None:
+        generation.homeless_since = generation.homeless_since or self._session.now()
+        self._homeless[generation.request_id] = generation
 
     def _on_fleet(self) -> None:
         """House the homeless when an engine is there; give up on what waited too long."""
-        if self._homeless_since is not None:
-            if self.fleet.connected and self.fleet.live_ranks:
-                self._homeless_since = None
-                for generation in list(self._generations.values()):
-                    self._resubmit(generation)
-            elif self._session.now() - self._homeless_since > self._patience_s:
-                self._homeless_since = None
-                self._fail_all(Unavailable("no engine has joined the restarted coordinator"))
+        self._end_overdue()
+        latest = self._session.now() - self._patience_s
+        for generation in list(self._homeless.values()):
+            if generation.homeless_since and generation.homeless_since < latest:
+                generation.fail(Unavailable("no engine has come to go on with the request"))
+        if self._homeless and self.fleet.connected and self.fleet.live_ranks:
+            homeless, self._homeless = self._homeless, {}
+            for generation in homeless.values():
+                self._resubmit(generation)
         elif self._session.silence_s > self._patience_s:
             self._fail_all(Unavailable("the coordinator does not answer"))
 
+    def _end_overdue(self) -> None:
+        """End what its engine should have ended: it hangs, or there is none."""
+        latest = self._session.now() - DEADLINE_GRACE_S
+        for generation in list(self._generations.values()):
+            if generation.deadline is not None and generation.deadline < latest:
+                self._send_abort(generation)
+                generation.end_aborted("its deadline passed")
+
     def _forget(self, generation: Generation) -> None:
         self._generations.pop(generation.request_id, None)
+        self._homeless.pop(generation.request_id, None)
 
     def _fail_all(self, error: HomingError) -> None:
         for generation in list(self._generations.values()):
@@ -349,7 +380,7 @@ class Client:
 
     def _send_abort(self, generation: Generation) -> None:
         self._session.send(Abort(self._session.uid, generation.request_id, generation.attempt))
-        if self._homeless_since is not None:
+        if generation.request_id in self._homeless:
             generation.end_aborted()
 
 

@@ -55,6 +55,8 @@ class Generation:
         external_digest: int | None,
         num_resumed_tokens: int = 0,
         max_new_tokens: int,
+        priority: int = 0,
+        deadline: float | None = None,
         send_abort: Callable[[Generation], None],
         forget: Callable[[Generation], None],
     ) -> None:
@@ -64,7 +66,12 @@ class Generation:
         """Attempts that ended because their engine died."""
         self.cache_salt = cache_salt
         self.external_digest = external_digest
+        self.priority = priority
+        self.deadline = deadline
+        """By the clock of the client's event loop."""
         self.abort_asked = False
+        self.homeless_since: float | None = None
+        """When it last went on, if no rank is at work on it since."""
         self._prompt = prompt
         self._params = params
         self._num_resumed_before = num_resumed_tokens
@@ -115,6 +122,7 @@ class Generation:
         if delta.finish is not None and delta.finish.reason is FinishReason.ERROR:
             self.fail(_error_of(delta.finish))
             return
+        self.homeless_since = None
         self._received += delta.tokens
         self._parts.put_nowait(_part(delta, first=not self._has_first_part))
         self._has_first_part = True
@@ -127,10 +135,11 @@ class Generation:
             self._parts.put_nowait(error)
             self._end()
 
-    def end_aborted(self) -> None:
-        """End as aborted without an engine's word: none is at work on it."""
+    def end_aborted(self, detail: str = "") -> None:
+        """End as aborted without an engine's word: none is at work on it, or none answers."""
         if not self._ended:
-            self._parts.put_nowait(Part(token_ids=[], finish=Finish(FinishReason.ABORT)))
+            finish = Finish(FinishReason.ABORT, detail=detail)
+            self._parts.put_nowait(Part(token_ids=[], finish=finish))
             self._end()
 
     # What the consumer calls

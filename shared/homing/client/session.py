@@ -36,6 +36,8 @@ from homing.wire import (
     Command,
     Control,
     ControlDone,
+    Drain,
+    Drained,
     Fleet,
     Goodbye,
     Heartbeat,
@@ -58,6 +60,8 @@ from homing.wire import (
 log = logging.getLogger(__name__)
 
 HELLO_RETRY_S = 1.0
+DRAIN_GRACE_S = 10.0
+"""Beyond its time, for a rank that drains to end its step and say Goodbye."""
 SILENCE_S = 5.0
 """After this long without a word, the coordinator counts as away."""
 
@@ -164,6 +168,9 @@ class Session:
     async def stats(self, timeout_s: float) -> dict[str, Any]:
         return await self._ask(lambda n: Stats(n), timeout_s)
 
+    async def drain(self, rank: int, timeout_s: float) -> None:
+        await self._ask(lambda n: Drain(n, rank, timeout_s), timeout_s + DRAIN_GRACE_S)
+
     async def abort_matching(self, external_digest: int | None, timeout_s: float) -> int:
         return await self._ask(lambda n: AbortMatching(n, external_digest), timeout_s)
 
@@ -221,6 +228,8 @@ class Session:
                 self._answer(
                     message.token, read_payload(message.snapshot or b"\x80", dict[str, Any])
                 )
+            case Drained():
+                self._answer(message.token, None if message.ok else NotAllowed(message.detail))
             case AbortMatched():
                 self._answer(message.token, message.num_requests)
             case Rejoin():

@@ -302,8 +302,8 @@ class Drain(Message, frozen=True):
     """Let a rank finish and go: it gets no more requests, finishes those that it has for a bounded
     time, and leaves; what is unfinished then goes on elsewhere.
 
-    Client -> coordinator: this rank. Engine -> coordinator: itself. Coordinator -> engine: begin; no
-    request follows this one."""
+    Client -> coordinator: this rank. Engine -> coordinator: itself. Coordinator -> engine: begin;
+    no request follows."""
 
     TAG: ClassVar[int] = 18
     token: Uint

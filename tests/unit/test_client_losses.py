@@ -1,0 +1,149 @@
+"""What the client does when ranks die, leave or are not there, and when time is up."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from homing.errors import InvalidRequest, NotAllowed, Unavailable
+from homing.params import SamplingParams
+from homing.wire import (
+    Abort,
+    Delta,
+    Drain,
+    Drained,
+    Finish,
+    FinishReason,
+    Fleet,
+    FleetState,
+    Lost,
+    LostReason,
+    Submit,
+)
+from tests.unit.test_client import STOPPED, joined, output, parts_of, uint32
+
+
+def fleet_of(sequence: int, *, live_ranks: int) -> Fleet:
+    return Fleet(sequence, FleetState.RUNNING, 0, "prefix_affinity", True, live_ranks)
+
+
+async def test_engines_that_leave_on_purpose_are_not_held_against_a_request():
+    async with joined() as (coordinator, client, peer):
+        generation = client.submit(uint32(5), SamplingParams())
+        reasons = [LostReason.RANK_LEFT, LostReason.RANK_LOST, *[LostReason.RANK_LEFT] * 5]
+        for attempt, reason in enumerate(reasons):
+            _, submit = await coordinator.next(Submit)
+            assert submit.attempt == attempt
+            coordinator.send(peer, Lost(submit.request_id, attempt, reason))
+        _, submit = await coordinator.next(Submit)
+        done = Delta(submit.request_id, submit.attempt, uint32(9), finish=STOPPED)
+        coordinator.send(peer, output(client, done))
+        [part] = await parts_of(generation)
+        assert part.token_ids == [9]
+
+
+async def test_a_request_without_any_rank_left_waits_for_one_and_goes_on():
+    async with joined() as (coordinator, client, peer):
+        generation = client.submit(uint32(5), SamplingParams(num_tokens_to_generate=2))
+        _, submit = await coordinator.next(Submit)
+        rid = submit.request_id
+        coordinator.send(peer, output(client, Delta(rid, 0, uint32(10))))
+        coordinator.send(peer, Lost(rid, 0, LostReason.RANK_LOST))
+        coordinator.send(peer, fleet_of(1, live_ranks=0))
+        await coordinator.next(Submit)
+        coordinator.send(peer, Lost(rid, 1, LostReason.NO_RANK))
+        coordinator.send(peer, fleet_of(2, live_ranks=1))
+        _, again = await coordinator.next(Submit)
+        assert (again.attempt, again.num_resumed_tokens) == (2, 1)
+        done = Delta(rid, 2, uint32(11), finish=Finish(FinishReason.LENGTH))
+        coordinator.send(peer, output(client, done))
+        assert [t for part in await parts_of(generation) for t in part.token_ids] == [10, 11]
+
+
+async def test_a_request_without_any_rank_left_fails_when_none_comes():
+    async with joined(patience_s=0.2) as (coordinator, client, peer):
+        generation = client.submit(uint32(5), SamplingParams())
+        _, submit = await coordinator.next(Submit)
+        coordinator.send(peer, Lost(submit.request_id, 0, LostReason.RANK_LOST))
+        coordinator.send(peer, fleet_of(1, live_ranks=0))
+        await coordinator.next(Submit)
+        coordinator.send(peer, Lost(submit.request_id, 1, LostReason.NO_RANK))
+        with pytest.raises(Unavailable, match="no engine has come"):
+            async with asyncio.timeout(5):
+                await parts_of(generation)
+
+
+async def test_each_attempt_is_told_the_time_that_is_left():
+    async with joined() as (coordinator, client, peer):
+        client.submit(uint32(5), SamplingParams(), priority=-2, timeout_s=100.0)
+        _, submit = await coordinator.next(Submit)
+        assert (submit.priority, submit.deadline_s) == (-2, pytest.approx(100.0, abs=5))
+        await asyncio.sleep(0.05)
+        coordinator.send(peer, Lost(submit.request_id, 0, LostReason.RANK_LOST))
+        _, again = await coordinator.next(Submit)
+        assert again.priority == -2
+        assert again.deadline_s < submit.deadline_s
+
+
+async def test_a_deadline_holds_though_no_engine_says_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("homing.client.client.DEADLINE_GRACE_S", 0.1)
+    async with joined() as (coordinator, client, peer):
+        generation = client.submit(uint32(5), SamplingParams(), timeout_s=0.1)
+        _, submit = await coordinator.next(Submit)
+        coordinator.send(peer, output(client, Delta(submit.request_id, 0, uint32(10))))
+        async with asyncio.timeout(5):
+            parts = await parts_of(generation)
+        assert [part.token_ids for part in parts] == [[10], []]
+        assert parts[-1].finish == Finish(FinishReason.ABORT, detail="its deadline passed")
+        await coordinator.next(Abort)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [({"priority": 2**31}, "priority"), ({"timeout_s": 0.0}, "timeout_s")]
+    + [({"timeout_s": value}, "timeout_s") for value in (-1.0, math.nan, math.inf)],
+)
+async def test_urgencies_that_cannot_be_sent_are_refused(options: dict[str, Any], field: str):
+    async with joined() as (_, client, _):
+        with pytest.raises(InvalidRequest) as caught:
+            client.submit(uint32(5), SamplingParams(), **options)
+        assert caught.value.field == field
+
+
+async def test_drain_returns_when_the_rank_has_gone_and_says_why_it_cannot():
+    async with joined() as (coordinator, client, peer):
+        draining = asyncio.create_task(client.drain(3, timeout_s=7.0))
+        _, drain = await coordinator.next(Drain)
+        assert (drain.rank, drain.timeout_s) == (3, 7.0)
+        assert not draining.done()
+        coordinator.send(peer, Drained(drain.token, True))
+        await draining
+        draining = asyncio.create_task(client.drain(4))
+        _, drain = await coordinator.next(Drain)
+        coordinator.send(peer, Drained(drain.token, False, "there is no rank 4"))
+        with pytest.raises(NotAllowed, match="no rank 4"):
+            await draining
+
+
+async def test_a_request_that_had_a_rank_comes_again_to_a_full_fleet_and_gives_up_in_the_end():
+    async with joined(patience_s=0.5) as (coordinator, client, peer):
+        generation = client.submit(uint32(5), SamplingParams())
+        _, submit = await coordinator.next(Submit)
+        coordinator.send(peer, Lost(submit.request_id, 0, LostReason.RANK_LEFT))
+        ending = asyncio.create_task(parts_of(generation))
+        refusals = 0
+        async with asyncio.timeout(10):
+            while not ending.done():
+                try:
+                    _, again = await coordinator.next(Submit, 1.0)
+                except AssertionError:
+                    continue
+                refusals += 1
+                refusal = Lost(again.request_id, again.attempt, LostReason.OVERLOADED, 1.0, "full")
+                coordinator.send(peer, refusal)
+        with pytest.raises(Unavailable, match="no engine has come"):
+            await ending
+        assert refusals > 1
