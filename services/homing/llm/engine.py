@@ -125,11 +125,11 @@ class Engine:
 
     def add_request(self, prompt: PromptLike, sampling_params: SamplingParams | None = None) -> int:
         """Take a request on; returns its id. Raises `InvalidRequest`, a `ValueError`."""
-        [given], is_single = read_prompts(prompt) if prompt else ([prompt], True)
-        if not is_single:
+        given, is_single = read_prompts(prompt)
+        if not is_single and given:
             raise InvalidRequest("add_request takes one prompt", field="prompt")
         sampling = sampling_params or SamplingParams()
-        read, for_engine = self.prepare(given, sampling)
+        read, for_engine = self.prepare(given[0] if given else [], sampling)
         return self.start(read, sampling, for_engine)
 
     def prepare(

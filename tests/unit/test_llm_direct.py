@@ -1,0 +1,403 @@
+"""Direct mode: `LLM` and the engine that is stepped by hand, on a tiny model in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from homing.errors import ConfigError, ContextLengthExceeded, InvalidRequest
+from homing.llm import LLM, AsyncLLM, Engine, EngineConfig, SamplingParams, ServeConfig, Status
+from homing.params import Choice, Regex
+from tests.support.reference import greedy_tokens, reference_model
+from tests.support.tiny_llm import PROMPTS, SMALL, greedy
+from tests.support.tiny_models import _build, make_tiny_model, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model("llama", tmp_path_factory.mktemp("tiny") / "tiny-llama")
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> Iterator[LLM]:
+    with LLM(model, engine_config=SMALL) as llm:
+        yield llm
+
+
+@pytest.fixture
+def engine(model: Path) -> Iterator[Engine]:
+    with Engine(model, config=SMALL) as engine:
+        yield engine
+
+
+def run(engine: Engine) -> dict[int, str]:
+    """Step to the end; the texts by request."""
+    texts: dict[int, str] = {}
+    while engine.has_unfinished_requests:
+        for delta in engine.step():
+            texts[delta.request_id] = texts.get(delta.request_id, "") + delta.text
+    return texts
+
+
+# LLM
+
+
+def test_greedy_tokens_are_those_of_transformers(llm: LLM, model: Path) -> None:
+    results = llm.generate(PROMPTS, greedy(return_prompt_tokens=True))
+    for result in results:
+        assert result.prompt_tokens is not None
+        assert result.generated_tokens == greedy_tokens(model, result.prompt_tokens, 12)
+    assert [result.prompt for result in results] == [PROMPTS[0], None, *PROMPTS[2:]]
+
+
+def test_a_single_prompt_gives_a_list_of_one(llm: LLM) -> None:
+    [of_text] = llm.generate("The capital of France is", greedy())
+    [of_tokens] = llm.generate([5, 6, 7], greedy())
+    both = llm.generate(PROMPTS[:2], greedy())
+    assert [r.generated_tokens for r in both] == [
+        of_text.generated_tokens,
+        of_tokens.generated_tokens,
+    ]
+    assert llm.generate([]) == []
+
+
+def test_more_prompts_than_run_at_a_time_all_end_in_order(llm: LLM) -> None:
+    prompts = [[5 + n % 200, 6, 7] for n in range(60)]
+    results = llm.generate(prompts, greedy(3, return_prompt_tokens=True))
+    assert [result.prompt_tokens for result in results] == prompts
+
+
+def test_streams_join_to_what_generate_gives(llm: LLM) -> None:
+    whole = llm.generate(PROMPTS, greedy())
+    texts = [""] * len(PROMPTS)
+    for delta in llm.stream(PROMPTS, greedy()):
+        texts[delta.index] += delta.text
+    assert texts == [result.generated_text for result in whole]
+
+
+def test_streams_and_batches_may_overlap(llm: LLM) -> None:
+    [alone] = llm.generate(PROMPTS[0], greedy(30))
+    stream = llm.stream(PROMPTS[0], greedy(30))
+    texts = [next(stream).text]
+    [between] = llm.generate(PROMPTS[0], greedy(30))
+    texts += [delta.text for delta in stream]
+    assert between.generated_text == "".join(texts) == alone.generated_text
+
+
+def test_a_stream_that_is_left_is_aborted(llm: LLM) -> None:
+    stream = llm.stream(PROMPTS[0], greedy(400))
+    next(stream)
+    stream.close()  # pyright: ignore[reportAttributeAccessIssue]
+    assert not llm.engine.core.has_unfinished_requests
+
+
+def test_each_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:
+    results = llm.generate([[5, 6, 7]] * 3, [greedy(2), greedy(5), greedy(0)])
+    assert [len(result.generated_tokens) for result in results] == [2, 5, 0]
+
+
+def test_seeds_decide_samples(llm: LLM) -> None:
+    group = [SamplingParams(num_tokens_to_generate=20, seed=n // 2) for n in range(4)]
+    first, again, other, _ = llm.generate(["Once"] * 4, group)
+    assert first.generated_tokens == again.generated_tokens != other.generated_tokens
+
+
+def test_totals_and_termination_ids_are_settled_here(llm: LLM) -> None:
+    [result] = llm.generate([5, 6, 7], SamplingParams(temperature=0.0, num_tokens_total=8))
+    assert len(result.generated_tokens) == 5
+    third = result.generated_tokens[2]
+    [result] = llm.generate([5, 6, 7], greedy(termination_id=third))
+    assert (result.finish_reason, result.stop_reason) == ("stop", third)
+    assert result.generated_tokens[-1] == third
+
+
+def test_log_probs_of_prompt_and_answer(llm: LLM, model: Path) -> None:
+    asked = greedy(4, return_log_probs=True, skip_prompt_log_probs=False, top_n_logprobs=2)
+    [result] = llm.generate([5, 6, 7], asked)
+    tokens = [5, 6, 7, *result.generated_tokens]
+    logits = reference_model(model)(torch.tensor([tokens])).logits[0]
+    expected = torch.log_softmax(logits, -1)[range(6), tokens[1:]].tolist()
+    assert result.prompt_log_probs is not None
+    assert result.generated_log_probs is not None
+    assert result.prompt_log_probs[0] is None
+    got = [*result.prompt_log_probs[1:], *result.generated_log_probs]
+    assert got == pytest.approx(expected, abs=1e-4)
+    assert result.generated_top_n_logprobs is not None
+    assert [top[0][0] for top in result.generated_top_n_logprobs] == result.generated_tokens
+    assert {len(top) for top in result.generated_top_n_logprobs} == {2}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "error", "message"),
+    [
+        ([[5], [5] * 600], None, ContextLengthExceeded, "the prompt has 600 tokens"),
+        ([[5], [320]], None, InvalidRequest, "token id 320 is not in the vocabulary of 320"),
+        ([[5], []], None, InvalidRequest, "the prompt has no tokens"),
+        ([[5]], greedy(600), ContextLengthExceeded, "has 1 tokens and 600 to generate"),
+    ],
+)
+def test_what_cannot_be_served_is_a_value_error_before_anything_starts(
+    llm: LLM, prompts: list[list[int]], params: Any, error: type[ValueError], message: str
+) -> None:
+    started = llm.engine.core.counters.requests_started
+    with pytest.raises(error, match=message):
+        llm.generate(prompts, params)
+    assert llm.engine.core.counters.requests_started == started
+
+
+def test_an_error_that_ends_a_request_is_raised_or_returned(llm: LLM) -> None:
+    wrong = greedy(structured_output=Regex("(?=a)b"))
+    with pytest.raises(InvalidRequest, match="structured output"):
+        llm.generate(["a", "b"], [greedy(), wrong])
+    fine, failed = llm.generate(["a", "b"], [greedy(), wrong], raise_errors=False)
+    assert (fine.status, fine.error) == (Status.COMPLETED, None)
+    assert (failed.status, failed.finish_reason) == (Status.FAILED, "error")
+    assert isinstance(failed.error, InvalidRequest)
+    with pytest.raises(InvalidRequest):
+        list(llm.stream("b", wrong))
+
+
+def test_structured_output_is_waited_for(llm: LLM) -> None:
+    [result] = llm.generate("Yes or no?", greedy(structured_output=Choice(("yes", "no"))))
+    assert result.generated_text in ("yes", "no")
+
+
+def test_it_works_inside_a_running_event_loop(llm: LLM) -> None:
+    async def main() -> list[int]:
+        [result] = llm.generate([5, 6, 7], greedy())
+        return result.generated_tokens
+
+    [outside] = llm.generate([5, 6, 7], greedy())
+    assert asyncio.run(main()) == outside.generated_tokens
+
+
+def test_threads_may_share_it(llm: LLM) -> None:
+    expected = [result.generated_tokens for result in llm.generate(PROMPTS, greedy())]
+    got: dict[int, list[int]] = {}
+
+    def ask(number: int) -> None:
+        [got[number]] = [r.generated_tokens for r in llm.generate([PROMPTS[number]], greedy())]
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(PROMPTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [got[number] for number in range(len(PROMPTS))] == expected
+
+
+def test_a_request_can_be_aborted_from_another_thread(llm: LLM) -> None:
+    deltas = llm.stream(PROMPTS[0], greedy(400))
+    first = next(deltas)
+    thread = threading.Thread(target=llm.abort, args=([first.request_id],))
+    thread.start()
+    thread.join()
+    *_, last = deltas
+    assert last.result is not None
+    assert last.result.status is Status.ABORTED
+    assert 1 <= len(last.result.generated_tokens) < 400
+
+
+LIFECYCLE: dict[str, Callable[[LLM], Any]] = {
+    "pause": lambda llm: llm.pause(),
+    "unpause": lambda llm: llm.unpause(),
+    "suspend": lambda llm: llm.suspend(),
+    "resume": lambda llm: llm.resume(),
+    "reset": lambda llm: llm.reset(),
+    "set_generation_epoch": lambda llm: llm.set_generation_epoch(1),
+    "update_weights": lambda llm: llm.update_weights("somewhere"),
+    "serve": lambda llm: llm.serve(ServeConfig(port=0)),
+    "wait_for_shutdown": lambda llm: llm.wait_for_shutdown(),
+}
+
+
+@pytest.mark.parametrize("name", LIFECYCLE)
+def test_direct_mode_has_no_lifecycle(llm: LLM, name: str) -> None:
+    with pytest.raises(RuntimeError, match=f"{name}: needs a coordinator"):
+        LIFECYCLE[name](llm)
+
+
+def test_modes_that_cannot_be_are_value_errors(model: Path, engine: Engine) -> None:
+    with pytest.raises(ValueError, match="AsyncLLM needs use_coordinator=True"):
+        AsyncLLM(model, use_coordinator=False)
+    with pytest.raises(ValueError, match="data_parallel_size is 2; without use_coordinator"):
+        LLM(model, data_parallel_size=2)
+    with pytest.raises(ValueError, match="data_parallel_size is 0; it must be at least 1"):
+        LLM(model, use_coordinator=True, data_parallel_size=0)
+    with pytest.raises(ValueError, match="engine= is for direct mode"):
+        LLM(engine=engine, use_coordinator=True)
+
+
+def test_after_shutdown_it_says_so(model: Path) -> None:
+    llm = LLM(model, engine_config=SMALL)
+    assert llm.is_primary_rank
+    llm.shutdown()
+    llm.shutdown()
+    with pytest.raises(RuntimeError, match="it was shut down"):
+        llm.generate("a")
+
+
+def test_its_parts_can_be_looked_at(llm: LLM) -> None:
+    assert llm.scheduler is llm.engine.scheduler
+    assert llm.block_pool is llm.engine.block_pool
+    assert llm.runner is llm.engine.runner
+    with pytest.raises(AttributeError):
+        llm.engine = None  # pyright: ignore[reportAttributeAccessIssue]
+
+
+# What it is made from
+
+
+def test_a_built_model_gives_what_its_checkpoint_gives(llm: LLM, model: Path) -> None:
+    with LLM(reference_model(model), tokenizer=tiny_tokenizer(), engine_config=SMALL) as built:
+        assert built.engine.card.dtype == "float32"
+        answers = built.generate(PROMPTS, greedy())
+    expected = llm.generate(PROMPTS, greedy())
+    assert [r.generated_text for r in answers] == [r.generated_text for r in expected]
+
+
+def test_a_built_model_leaves_no_file(model: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with Engine(reference_model(model), tiny_tokenizer(), SMALL):
+        assert list(tmp_path.glob("homing-model-*/*/model.safetensors"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_may_have_another_tokenizer(model: Path, tmp_path: Path) -> None:
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with Engine(model, tmp_path, SMALL) as engine:
+        assert engine.card.name == "tiny-llama"
+        engine.add_request("Once", greedy(2))
+        assert run(engine)
+
+
+@pytest.mark.parametrize(
+    ("given", "tokenizer", "error", "message"),
+    [
+        (7, None, ValueError, "model is of type int; it must be a path or a transformers model"),
+        ("nowhere", None, ConfigError, "no model at nowhere"),
+        (torch.nn.Linear(1, 1), None, ValueError, "model is of type Linear"),
+    ],
+)
+def test_what_is_no_model_is_refused(
+    given: Any, tokenizer: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        Engine(given, tokenizer, SMALL)
+
+
+def test_a_built_model_that_cannot_run_is_refused(model: Path) -> None:
+    with pytest.raises(ConfigError, match="architecture Gemma2ForCausalLM is not supported"):
+        Engine(_build("gemma2", 0), tiny_tokenizer(), SMALL)
+    with pytest.raises(ConfigError, match="comes without a tokenizer"):
+        Engine(reference_model(model), config=SMALL)
+    with pytest.raises(ValueError, match="tokenizer is of type int"):
+        Engine(model, 7, SMALL)
+
+
+def test_settings_reach_the_engine(model: Path) -> None:
+    config = EngineConfig(
+        buffer_size_gb=0.01, block_size_tokens=4, max_requests=2, max_sequence_length=64
+    )
+    with Engine(model, config=config) as engine:
+        limits = engine.core.limits
+        assert (limits.block_size, limits.max_batch_requests) == (4, 2)
+        assert engine.card.max_context_tokens == 64
+
+
+# Stepping by hand
+
+
+def test_requests_arrive_between_steps(engine: Engine) -> None:
+    alone = {}
+    for prompt in ("Once", "The"):
+        request_id = engine.add_request(prompt, greedy())
+        alone[prompt] = run(engine)[request_id]
+    first = engine.add_request("Once", greedy())
+    texts = {first: "".join(delta.text for _ in range(3) for delta in engine.step())}
+    second = engine.add_request("The", greedy())
+    for request_id, text in run(engine).items():
+        texts[request_id] = texts.get(request_id, "") + text
+    assert texts == {first: alone["Once"], second: alone["The"]}
+    assert engine.step() == []
+
+
+def test_an_aborted_request_ends_at_the_next_step(engine: Engine) -> None:
+    request_id = engine.add_request("Once", greedy(100))
+    engine.step()
+    engine.abort(request_id)
+    engine.abort(request_id)
+    [delta] = engine.step()
+    assert delta.result is not None
+    assert delta.result.status is Status.ABORTED
+    assert len(delta.result.generated_tokens) == 1
+    assert not engine.has_unfinished_requests
+
+
+def test_reset_ends_everything_and_forgets_every_prefix(engine: Engine) -> None:
+    prompt = [9] * 64
+    engine.add_request(prompt, greedy(2))
+    run(engine)
+    running = [engine.add_request(prompt, greedy(100)) for _ in range(2)]
+    engine.step()
+    ends = engine.reset()
+    assert sorted(delta.request_id for delta in ends) == running
+    assert {delta.result.status for delta in ends if delta.result} == {Status.ABORTED}
+    assert not engine.has_unfinished_requests
+    assert engine.block_pool.num_available == engine.block_pool.capacity
+    engine.add_request(prompt, greedy(2))
+    [result] = [delta.result for _ in range(2) for delta in engine.step() if delta.result]
+    assert result.num_cached_tokens == 0
+
+
+async def test_async_steps_let_the_loop_go_on(engine: Engine) -> None:
+    request_id = engine.add_request("Once", greedy())
+    text = ""
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    while engine.has_unfinished_requests:
+        text += "".join(delta.text for delta in await engine.async_step())
+    counting.cancel()
+    assert turns > 12
+    again = engine.add_request("Once", greedy())
+    assert run(engine)[again] == text
+    assert again != request_id
+
+
+def test_add_request_takes_one_prompt(engine: Engine) -> None:
+    with pytest.raises(ValueError, match="add_request takes one prompt"):
+        engine.add_request(["a", "b"])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ContextLengthExceeded):
+        engine.add_request([5] * 600)
+    assert not engine.has_unfinished_requests
+
+
+def test_new_weights_serve_from_the_next_step_on(model: Path, tmp_path: Path) -> None:
+    other = make_tiny_model("llama", tmp_path / "other", seed=1)
+    with Engine(other, config=SMALL) as engine:
+        request_id = engine.add_request([5, 6, 7], greedy())
+        expected = run(engine)[request_id]
+    with Engine(model, config=SMALL) as engine:
+        engine.add_request([5, 6, 7], greedy())
+        assert list(run(engine).values()) != [expected]
+        assert engine.update_weights(other) == 1
+        engine.add_request([5, 6, 7], greedy())
+        [result] = [delta.result for _ in range(12) for delta in engine.step() if delta.result]
+        assert result.generated_text == expected
+        assert result.token_epochs == [1] * 12
+        assert engine.update_weights(reference_model(model).state_dict(), epoch=5) == 5
+        engine.add_request([5, 6, 7], greedy())
+        assert list(run(engine).values()) != [expected]
