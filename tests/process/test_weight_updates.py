@@ -6,8 +6,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from homing.errors import CommandFailed, NotAllowed
+from homing.llm.weight_group import broadcast_weights
 from homing.wire import FleetState, UpdateWeights, WeightSource
 from tests.support.backends import Oracle
 from tests.support.tiny_fleet import TinyFleet, collect, tiny_fleet
@@ -58,9 +60,9 @@ async def test_an_update_reaches_every_rank_and_no_old_prefix_is_found(
             await fleet.client.update_weights(tmp_path / "nowhere")
         assert (await fleet.generate(PROMPT, 16)).ids == new
 
+        stale = UpdateWeights(source=WeightSource.DIRECTORY, path=str(models[2]), epoch=1)
         with pytest.raises(NotAllowed, match="only increase"):
-            update = UpdateWeights(source=WeightSource.DIRECTORY, path=str(models[2]), epoch=1)
-            await fleet.client.update_weights(update)
+            await fleet.client.update_weights(stale)
         await fleet.client.pause()
         await fleet.client.suspend("discard", "offload")
         await fleet.client.update_weights(models[2])
@@ -96,3 +98,30 @@ async def test_requests_in_flight_get_each_token_once_and_its_epoch(
             assert len(tokens.ids) == 150
             assert tokens.epochs == sorted(tokens.epochs)
             assert set(tokens.epochs) <= {0, 1}
+
+
+async def test_a_trainer_in_a_process_group_broadcasts_to_every_rank(
+    models: list[Path], tmp_path: Path
+) -> None:
+    async with tiny_fleet(models[0], tmp_path, num_ranks=2, flags=FP32) as fleet:
+        tensors = load_file(models[1] / "model.safetensors")
+        with broadcast_weights(tensors.items(), ranks=[0, 1]) as update:
+            results = await fleet.client.update_weights(update)
+        assert [r["num_parameters"] for r in results.values()] == [len(tensors)] * 2
+        for tensor in tensors.values():  # the trainer goes on, in place
+            tensor.fill_(0.5)
+        assert (await fleet.generate(PROMPT, 16)).ids == Oracle(models[1]).greedy(PROMPT, 16)
+
+        del tensors["model.norm.weight"]
+        with (
+            broadcast_weights(tensors.items(), ranks=[0, 1]) as update,
+            pytest.raises(CommandFailed, match=r"model\.norm\.weight"),
+        ):
+            await fleet.client.update_weights(update)
+        tensors = load_file(models[2] / "model.safetensors")
+        with (
+            broadcast_weights(tensors.items(), ranks=[0], timeout_s=5) as update,
+            pytest.raises(CommandFailed, match="no place for rank 1"),
+        ):
+            await fleet.client.update_weights(update)
+        assert (await fleet.generate(PROMPT, 16)).ids == Oracle(models[1]).greedy(PROMPT, 16)

@@ -35,6 +35,7 @@ def receive(group: WeightGroup, group_rank: int) -> Iterator[tuple[str, Tensor]]
     store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
         group.host, group.port, size, is_master=False, timeout=timeout
     )
+    store.set(f"ready/{group_rank}", "")
     members: Any = dist.ProcessGroupGloo(store, group_rank, size, timeout)
     for info in group.tensors:
         tensor = torch.empty(info.shape, dtype=_DTYPES[info.dtype])
