@@ -129,7 +129,7 @@ async def test_drain_returns_when_the_rank_has_gone_and_says_why_it_cannot():
 
 
 async def test_a_request_that_had_a_rank_comes_again_to_a_full_fleet_and_gives_up_in_the_end():
-    async with joined(patience_s=0.5) as (coordinator, client, peer):
+    async with joined(patience_s=1.5) as (coordinator, client, peer):
         generation = client.submit(uint32(5), SamplingParams())
         _, submit = await coordinator.next(Submit)
         coordinator.send(peer, Lost(submit.request_id, 0, LostReason.RANK_LEFT))

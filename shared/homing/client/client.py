@@ -252,9 +252,8 @@ class Client:
         return await self._session.abort_matching(digest, timeout_s)
 
     async def drain(self, rank: int, *, timeout_s: float = 30.0) -> None:
-        """Let an engine rank finish what it has, for so long, and leave; returns when it has. What
-        is unfinished then goes on elsewhere. Raises `NotAllowed` if there is no such rank or it was
-        lost on the way, `Unavailable` if it does not go."""
+        """Let an engine rank finish what it has, for so long, and leave; what is unfinished then goes
+        on elsewhere. Raises `NotAllowed` if there is none or it was lost, `Unavailable`."""
         await self._session.drain(rank, timeout_s)
 
     async def stats(self, *, timeout_s: float = 5.0) -> dict[str, Any]:
@@ -363,6 +362,8 @@ class Client:
                 max_new_tokens=generation.max_new_tokens,
                 cache_salt=generation.cache_salt,
                 external_digest=generation.external_digest,
+                priority=generation.priority,
+                deadline_s=generation.remaining_s(self._session.now()),
                 prompt=tokens,
                 sampling=generation.params.to_bytes(),
                 block_hashes=self._routing_hashes(tokens, generation.cache_salt),

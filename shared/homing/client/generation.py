@@ -105,6 +105,10 @@ class Generation:
         """Of the noise; drawn by the client where the parameters left it open."""
         return self._params.seed
 
+    def remaining_s(self, now: float) -> float | None:
+        """Until its deadline; None: it has none."""
+        return None if self.deadline is None else max(0.0, self.deadline - now)
+
     @property
     def params(self) -> SamplingParams:
         """The parameters of the next attempt: what was delivered once is not asked for again."""
