@@ -101,6 +101,9 @@ class FakeGeneration:
     cache_salt: str
     external_id: str | None
     steps: Iterator[Step]
+    num_resumed_tokens: int = 0
+    priority: int = 0
+    timeout_s: float | None = None
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -196,6 +199,9 @@ class FakeClient:
         *,
         cache_salt: str = "",
         external_id: str | None = None,
+        num_resumed_tokens: int = 0,
+        priority: int = 0,
+        timeout_s: float | None = None,
     ) -> FakeGeneration:
         if not self.fleet.live_ranks:
             raise Unavailable("no engine is serving", retry_after_s=2.5)
@@ -206,6 +212,8 @@ class FakeClient:
         check(prompt_tokens, params, cache_salt, self.fleet.card)
         steps = iter(self.script(prompt, params))
         generation = FakeGeneration(prompt, params, cache_salt, external_id, steps)
+        generation.num_resumed_tokens = num_resumed_tokens
+        generation.priority, generation.timeout_s = priority, timeout_s
         self.submitted.append(generation)
         return generation
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from homing.errors import NotAllowed
+from homing.errors import CommandFailed, NotAllowed
 from homing.frontend import status
 from homing.frontend.access import AccessSettings
 from homing.wire import Command, FleetState
@@ -189,6 +189,14 @@ async def test_what_the_fleets_state_forbids_is_409(tmp_path):
         frontend.fleet.control_error = NotAllowed("resume it before you unpause it")
         error = await frontend.error("/resume", "", 409)
         assert error["code"] == "not_allowed"
+
+
+async def test_a_command_that_a_rank_could_not_carry_out_is_500_and_says_which(tmp_path):
+    async with with_control(tmp_path) as frontend:
+        frontend.fleet.control_error = CommandFailed("rank 1: no such directory")
+        error = await frontend.error("/update_weights", {"path": "/w"}, 500)
+        assert error["code"] == "command_failed"
+        assert "rank 1" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -120,3 +120,13 @@ async def test_a_name_may_be_used_twice_and_its_replies_have_it(tmp_path):
         assert [reply["id"] for reply in replies] == ["chatcmpl-r1"] * 2
         error = await frontend.error(CHAT, HI | {"rid": "x" * 257}, 400)
         assert error["param"] == "rid"
+
+
+@BOTH
+async def test_priority_and_a_time_limit_go_with_the_request(tmp_path, path, body):
+    async with serving(tmp_path, says(byte_ids("x"))) as frontend:
+        await frontend.post(path, body | {"priority": -2, "timeout_s": 1.5})
+        await frontend.post(path, body)
+        urgent, plain = frontend.fleet.submitted
+    assert (urgent.priority, urgent.timeout_s) == (-2, 1.5)
+    assert (plain.priority, plain.timeout_s) == (0, None)

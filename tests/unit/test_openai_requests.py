@@ -185,7 +185,10 @@ def test_prompt_log_probs_are_asked_for_by_number_and_not_streamed(params_of):
         ("best_of", 3),
         ("use_beam_search", True),
         ("bad_words", ["x"]),
-        ("priority", 3),
+        ("priority", 2**31),
+        ("priority", "x"),
+        ("timeout_s", 0),
+        ("timeout_s", -1),
         ("truncate_prompt_tokens", 5),
     ],
 )

@@ -40,6 +40,8 @@ class Generations:
         num_choices: int,
         cache_salt: str,
         request_id: str,
+        priority: int,
+        timeout_s: float | None,
     ) -> None:
         """Start `num_choices` generations for each prompt; choice k of a prompt has seed + k.
 
@@ -53,6 +55,8 @@ class Generations:
                     _choice_params(params, k),
                     cache_salt=cache_salt,
                     external_id=prompt.request_id or request_id,
+                    priority=priority,
+                    timeout_s=timeout_s,
                 )
                 self._generations.append(generation)
         for index, generation in enumerate(self._generations):

@@ -87,6 +87,8 @@ async def answer(job: Job, reply: Reply, call: Call) -> Response:
         num_choices=job.request.num_choices,
         cache_salt=job.request.cache_salt or "",
         request_id=job.request.external_id or call.request_id,
+        priority=job.request.priority or 0,
+        timeout_s=job.request.timeout_s,
     )
     choices = Choices(job, call.tokenizer, call.stopwatch)
     if not job.request.stream:

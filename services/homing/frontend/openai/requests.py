@@ -55,6 +55,10 @@ class GenerationRequest(StructuredFields, kw_only=True):
     """The version of the weights that each token was sampled under."""
     return_tokens_as_token_ids: bool | None = None
     """Log-probabilities name tokens `token_id:7` instead of by their texts."""
+    priority: int | None = None
+    """Lower is sooner; 0 unless given."""
+    timeout_s: float | None = None
+    """After so long the answer ends as it is, finish_reason `abort`."""
     request_id: str | None = None
     """A name for `/abort`, instead of X-Request-Id."""
     rid: str | None = None
@@ -132,7 +136,6 @@ _NOT_HONOURED: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     "prompt_embeds": (),
     "chat_template": (),
-    "priority": (0,),
     "modalities": ([], ["text"]),
     "audio": (),
     "prediction": (),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from homing.client.checks import check_urgency
 from homing.errors import InvalidRequest
 from homing.frontend.openai.requests import ChatRequest, CompletionRequest, GenerationRequest
 from homing.frontend.openai.structured import structured_output
@@ -72,6 +73,7 @@ def _params(
 ) -> SamplingParams:
     """`num_top`: None when no log-probabilities are asked for; `shape`: of the whole answer."""
     _in_range("n", request.num_choices, 1, MAX_CHOICES)
+    check_urgency(request.priority or 0, request.timeout_s)
     if len(request.external_id or "") > MAX_REQUEST_ID_CHARACTERS:
         field = "request_id" if request.request_id else "rid"
         raise InvalidRequest(
