@@ -199,9 +199,9 @@ static void attention(Worker *k, int index) {
   Rows rows = {k->b->positions, k->b->request_index, k->b->block_tables,
                k->b->rows, k->b->max_blocks, k->b->block_size};
   size_t stride = (size_t)(m->num_heads + 2 * m->num_kv_heads) * m->head_dim;
-  float *scratch = w->scratch + attention_scratch_floats(&w->shape) * k->thread;
-  attend(&w->plans[m->layers[index].window_index], &w->shape, &rows, m->dtype, w->qkv, stride,
-         k->b->keys[index], k->b->values[index], w->attended, scratch, k->thread);
+  Attention a = {&w->shape, &rows, &w->plans[m->layers[index].window_index], m->dtype,
+                 w->qkv, stride, k->b->keys[index], k->b->values[index], w->attended};
+  attend(&a, w->scratch + attention_scratch_floats(&w->shape) * k->thread, k->thread);
 }
 
 static void run_layer(Worker *k, int index) {
