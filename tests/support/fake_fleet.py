@@ -141,6 +141,10 @@ class FakeGeneration:
             self.ended = True
             raise Unavailable("the client was closed")
 
+    @property
+    def seed(self) -> int:
+        return 7 if self.params.seed is None else self.params.seed
+
     def cancel(self) -> None:
         if not self.ended:
             self.ended = True

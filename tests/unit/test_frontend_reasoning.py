@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 
+from homing.params import SamplingParams
 from tests.support.byte_model import CHAT_TEMPLATE, IM_END, byte_id, byte_ids
-from tests.support.fake_fleet import says
-from tests.support.http_frontend import Frontend, serving
+from tests.support.fake_fleet import LENGTH, STOP, Script, Step, parts, says
+from tests.support.http_frontend import Frontend, serving, until
 
 URL = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -130,3 +134,93 @@ async def test_special_tokens_are_part_of_the_text_on_request(tmp_path):
     assert plain["choices"][0]["text"] == "ab"
     assert special["choices"][0]["text"] == "a<|im_end|>b"
     assert chat["choices"][0]["message"]["content"] == "a<|im_end|>b"
+
+
+def says_resumably(whole: str, then: str = "") -> Script:
+    """A model that says `whole`, also from the middle of it on; or `then`, once it was made to end
+    its thoughts."""
+    first_prompt: list[int] = []
+
+    def script(prompt: list[int], params: SamplingParams) -> Iterable[Step]:
+        if not first_prompt:
+            first_prompt.extend(prompt)
+        generated = prompt[len(first_prompt) :]
+        was_closed = generated != byte_ids(whole)[: len(generated)]
+        rest = byte_ids(then) if was_closed else byte_ids(whole)[len(generated) :]
+        limit = params.num_tokens_to_generate
+        room = len(rest) if limit is None else limit - len(generated)
+        end = LENGTH if room < len(rest) else STOP
+        limited = msgspec.structs.replace(params, num_tokens_to_generate=None)
+        return parts(prompt, limited, rest[:room], finish=end, num_cached_tokens=3)
+
+    return script
+
+
+def budgeted(tmp_path, script: Script) -> Any:
+    settings = {"reasoning_parser": "qwen3"}
+    return serving(tmp_path, script, model_settings=settings, max_context_tokens=1000)
+
+
+async def test_thoughts_beyond_the_budget_are_ended_and_the_answer_follows(tmp_path):
+    script = says_resumably("<think>" + "hm " * 99, then="yes")
+    fields = {"thinking_token_budget": 20, "seed": 5}
+    async with budgeted(tmp_path, script) as frontend:
+        body = await ask(frontend, **fields)
+        first, second = frontend.fleet.submitted
+    message = body["choices"][0]["message"]
+    assert message["reasoning"] == ("hm " * 99)[: 20 - len("<think>")]
+    assert message["content"] == "yes"
+    closer = byte_ids("\n</think>\n\n")
+    assert second.prompt == [*first.prompt, *byte_ids("<think>" + "hm " * 99)[:20], *closer]
+    assert second.num_resumed_tokens == 20 + len(closer)
+    assert first.params.seed == second.params.seed == 5
+    assert body["usage"]["completion_tokens"] == 20 + len(closer) + len("yes")
+    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
+
+
+async def test_thoughts_that_end_within_the_budget_do_not_notice_it(tmp_path):
+    whole = "<think>a</think>" + "well " * 20
+    async with budgeted(tmp_path, says_resumably(whole)) as frontend:
+        plain = await ask(frontend)
+    async with budgeted(tmp_path, says_resumably(whole)) as frontend:
+        limited = await ask(frontend, thinking_token_budget=20, logprobs=True)
+        chunks = await frontend.stream(URL, {"messages": HI, "thinking_token_budget": 20})
+        assert len(frontend.fleet.submitted) == 4
+    assert limited["choices"][0]["message"] == plain["choices"][0]["message"]
+    assert len(limited["choices"][0]["logprobs"]["content"]) == len(whole)
+    assert joined([chunk["choices"][0] for chunk in chunks], "content") == "well " * 20
+    assert [c["choices"][0]["finish_reason"] for c in chunks].count("stop") == 1
+
+
+@pytest.mark.parametrize(
+    "fields", [{"max_tokens": 20}, {"response_format": {"type": "json_object"}}]
+)
+async def test_a_budget_that_is_never_reached_is_no_second_generation(tmp_path, fields):
+    async with budgeted(tmp_path, says_resumably("{}")) as frontend:
+        await ask(frontend, thinking_token_budget=19, **fields)
+        assert len(frontend.fleet.submitted) == 1
+
+
+async def test_a_client_that_leaves_ends_the_second_part_too(tmp_path):
+    never = asyncio.Event()
+
+    def answers(prompt: list[int], params: SamplingParams) -> Iterable[Step]:
+        if params.num_tokens_to_generate == 5:
+            return parts(prompt, params, byte_ids("<think>"))
+        return [never]
+
+    async with budgeted(tmp_path, answers) as frontend:
+        body = {"messages": HI, "thinking_token_budget": 5}
+        asking = asyncio.create_task(frontend.http.post(URL, json=body))
+        await until(lambda: len(frontend.fleet.submitted) == 2)
+        asking.cancel()
+        await until(lambda: not frontend.fleet.running)
+
+
+async def test_a_budget_without_sense_is_refused(tmp_path):
+    budget = {"messages": HI, "thinking_token_budget": 0}
+    async with budgeted(tmp_path, says_resumably("x")) as frontend:
+        assert (await frontend.error(URL, budget, 400))["param"] == "thinking_token_budget"
+    async with serving(tmp_path, says_resumably("x")) as frontend:
+        budget["thinking_token_budget"] = 5
+        assert "--reasoning-parser" in (await frontend.error(URL, budget, 400))["message"]

@@ -10,12 +10,20 @@ from homing.frontend.completions import check_token_ids
 from homing.frontend.openai.requests import ChatRequest
 from homing.frontend.openai.sampling import chat_params
 from homing.frontend.openai.tools import tool_choice
-from homing.frontend.parsers import ToolChoice, ToolChoiceMode, template_messages
+from homing.frontend.parsers import (
+    AnswerFormat,
+    ToolChoice,
+    ToolChoiceMode,
+    template_messages,
+)
+from homing.frontend.parsers.reasoning import REASONING_FORMATS
 from homing.frontend.service import ServedModel
 from homing.frontend.stream import Job
+from homing.frontend.thinking import ThinkingLimit
 from homing.frontend.tokenizing import Prompt, encode_within
 from homing.frontend.tool_prompt import knows_tools, with_tools_told
 from homing.frontend.turns import Message, exact_prefix, text_behind, without_tokens
+from homing.params import SamplingParams
 from homing.tokenizer import Tokenizer
 from homing.wire import ModelCard
 
@@ -39,6 +47,7 @@ async def chat_job(request: ChatRequest, model: ServedModel) -> Job:
     reading = AnswerReading(
         answer_format, choice, prompt.end, show_reasoning=request.include_reasoning is not False
     )
+    thinking = _thinking_limit(request, params, prompt, answer_format, model)
     marks_are_special = answer_format.needs_special_tokens
     return Job(
         request,
@@ -46,7 +55,40 @@ async def chat_job(request: ChatRequest, model: ServedModel) -> Job:
         params,
         reading=reading,
         skip_special_tokens=request.skip_special_tokens is not False and not marks_are_special,
+        thinking=thinking,
     )
+
+
+def _thinking_limit(
+    request: ChatRequest,
+    params: SamplingParams,
+    prompt: Prompt,
+    answer_format: AnswerFormat,
+    model: ServedModel,
+) -> ThinkingLimit | None:
+    """None: nothing to limit, or the answer ends before."""
+    budget = request.thinking_token_budget
+    if budget is None:
+        return None
+    if budget < 1:
+        raise InvalidRequest(
+            f"thinking_token_budget is {budget}; it must be at least 1. "
+            "For no thoughts at all say reasoning_effort 'none'",
+            field="thinking_token_budget",
+        )
+    if model.answer_format.reasoning is None:
+        raise InvalidRequest(
+            "this model's thoughts have no marks that are known here: see --reasoning-parser",
+            field="thinking_token_budget",
+        )
+    if answer_format.reasoning is None:
+        return None
+    reasoning_format = REASONING_FORMATS[answer_format.reasoning]
+    limit = ThinkingLimit(budget, reasoning_format, prompt.end, model.tokenizer)
+    room = model.card.max_context_tokens - len(prompt.token_ids)
+    if params.num_tokens_to_generate is not None:
+        room = min(room, params.num_tokens_to_generate)
+    return limit if budget + len(limit.closer) < room else None
 
 
 async def chat_prompt(

@@ -5,15 +5,29 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from homing.client import Client, Generation, Part
 from homing.errors import HomingError
+from homing.frontend.thinking import Submit, ThinkingGeneration, ThinkingLimit
 from homing.frontend.tokenizing import Prompt
 from homing.params import SamplingParams
 
 SEEDS = 2**64
+SHORTEST_S = 1e-3
+"""What is left of a time limit that has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitOptions:
+    """What all generations of a request have in common."""
+
+    request_id: str
+    cache_salt: str = ""
+    priority: int = 0
+    timeout_s: float | None = None
 
 
 class Generations:
@@ -24,7 +38,7 @@ class Generations:
     """
 
     def __init__(self) -> None:
-        self._generations: list[Generation] = []
+        self._generations: list[Generation | ThinkingGeneration] = []
         self._pumps: list[asyncio.Task[None]] = []
         self._parts: asyncio.Queue[tuple[int, Part] | HomingError] = asyncio.Queue()
         owner = asyncio.current_task()
@@ -38,27 +52,19 @@ class Generations:
         params: SamplingParams,
         *,
         num_choices: int,
-        cache_salt: str,
-        request_id: str,
-        priority: int,
-        timeout_s: float | None,
+        options: SubmitOptions,
+        thinking: ThinkingLimit | None = None,
     ) -> None:
         """Start `num_choices` generations for each prompt; choice k of a prompt has seed + k.
 
         Raises what `Client.submit` raises; the owner then ends, and what was started with it.
         """
         for prompt in prompts:
-            tokens = struct.pack(f"<{len(prompt.token_ids)}I", *prompt.token_ids)
+            submit = _submitter(client, options, prompt.request_id)
             for k in range(num_choices):
-                generation = client.submit(
-                    tokens,
-                    _choice_params(params, k),
-                    cache_salt=cache_salt,
-                    external_id=prompt.request_id or request_id,
-                    priority=priority,
-                    timeout_s=timeout_s,
+                self._generations.append(
+                    _start(submit, prompt.token_ids, _choice_params(params, k), thinking)
                 )
-                self._generations.append(generation)
         for index, generation in enumerate(self._generations):
             self._pumps.append(asyncio.create_task(self._pump(index, generation)))
 
@@ -76,7 +82,7 @@ class Generations:
             raise item
         return item
 
-    async def _pump(self, index: int, generation: Generation) -> None:
+    async def _pump(self, index: int, generation: Generation | ThinkingGeneration) -> None:
         try:
             async for part in generation:
                 self._parts.put_nowait((index, part))
@@ -88,6 +94,32 @@ class Generations:
             generation.cancel()
         for pump in self._pumps:
             pump.cancel()
+
+
+def _start(
+    submit: Submit, prompt: Sequence[int], params: SamplingParams, thinking: ThinkingLimit | None
+) -> Generation | ThinkingGeneration:
+    if thinking is None:
+        return submit(prompt, params, 0)
+    return ThinkingGeneration(submit, prompt, params, thinking)
+
+
+def _submitter(client: Client, options: SubmitOptions, name: str | None) -> Submit:
+    now = asyncio.get_running_loop().time
+    deadline = None if options.timeout_s is None else now() + options.timeout_s
+
+    def submit(token_ids: Sequence[int], params: SamplingParams, num_resumed: int) -> Generation:
+        return client.submit(
+            struct.pack(f"<{len(token_ids)}I", *token_ids),
+            params,
+            cache_salt=options.cache_salt,
+            external_id=name or options.request_id,
+            num_resumed_tokens=num_resumed,
+            priority=options.priority,
+            timeout_s=None if deadline is None else max(SHORTEST_S, deadline - now()),
+        )
+
+    return submit
 
 
 def _choice_params(params: SamplingParams, k: int) -> SamplingParams:

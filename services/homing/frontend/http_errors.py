@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from homing.errors import (
     CommandFailed,
-    CommandFailed,
     ContextLengthExceeded,
     HomingError,
     InvalidRequest,
@@ -32,7 +31,6 @@ _MAPPINGS: dict[type[HomingError], _Mapping] = {
     Overloaded: _Mapping(429, "rate_limit_error", "overloaded"),
     Unavailable: _Mapping(503, "service_unavailable_error", "unavailable"),
     NotAllowed: _Mapping(409, "invalid_request_error", "not_allowed"),
-    CommandFailed: _Mapping(500, "server_error", "command_failed"),
     CommandFailed: _Mapping(500, "server_error", "command_failed"),
     HomingError: _Mapping(500, "server_error", "internal_error"),
 }

@@ -13,13 +13,14 @@ from quart import Response
 from homing.client import Client, Part
 from homing.errors import HomingError, InternalError
 from homing.frontend.answer_reader import AnswerReader, AnswerReading, Pieces
-from homing.frontend.generations import Generations
+from homing.frontend.generations import Generations, SubmitOptions
 from homing.frontend.http_errors import error_body
 from homing.frontend.measures import Stopwatch
 from homing.frontend.openai.reply import Reply
 from homing.frontend.openai.requests import GenerationRequest
 from homing.frontend.openai.schemas import CompletionTokensDetails, PromptTokensDetails, Usage
 from homing.frontend.text import ChoiceText, Piece, join
+from homing.frontend.thinking import ThinkingLimit
 from homing.frontend.tokenizing import Prompt
 from homing.params import SamplingParams
 from homing.tokenizer import Tokenizer
@@ -50,6 +51,7 @@ class Job:
     reading: AnswerReading | None = None
     """Of a chat: how its answers are read."""
     skip_special_tokens: bool = True
+    thinking: ThinkingLimit | None = None
 
     def choice(self, prompt: Prompt, tokenizer: Tokenizer) -> Pieces:
         """One choice's way from parts to pieces."""
@@ -85,10 +87,8 @@ async def answer(job: Job, reply: Reply, call: Call) -> Response:
         job.prompts,
         job.params,
         num_choices=job.request.num_choices,
-        cache_salt=job.request.cache_salt or "",
-        request_id=job.request.external_id or call.request_id,
-        priority=job.request.priority or 0,
-        timeout_s=job.request.timeout_s,
+        options=_options(job.request, call),
+        thinking=job.thinking,
     )
     choices = Choices(job, call.tokenizer, call.stopwatch)
     if not job.request.stream:
@@ -98,6 +98,15 @@ async def answer(job: Job, reply: Reply, call: Call) -> Response:
     response = Response(events, mimetype="text/event-stream", headers=_SSE_HEADERS)
     response.timeout = None  # an answer may take as long as it takes
     return response
+
+
+def _options(request: GenerationRequest, call: Call) -> SubmitOptions:
+    return SubmitOptions(
+        request_id=request.external_id or call.request_id,
+        cache_salt=request.cache_salt or "",
+        priority=request.priority or 0,
+        timeout_s=request.timeout_s,
+    )
 
 
 def json_response(body: Struct | list[Struct] | dict, status: int = 200) -> Response:

@@ -112,6 +112,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     """For the template; `none` also turns `enable_thinking` and `thinking` off."""
     enable_thinking: bool | None = None
     """As in `chat_template_kwargs`."""
+    thinking_token_budget: int | None = None
+    """After so many tokens the model is made to end its thoughts."""
     include_reasoning: bool | None = None
     """False: the model thinks, and the thoughts are left out of the reply."""
     separate_reasoning: bool | None = None
@@ -142,9 +144,13 @@ _NOT_HONOURED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "mm_processor_kwargs": ({},),
     "kv_transfer_params": (),
-    "thinking_token_budget": (),
 }
-_NOT_IN_COMPLETIONS = {**_NOT_HONOURED, "tools": ([],), "tool_choice": ("none", "auto")}
+_NOT_IN_COMPLETIONS = {
+    **_NOT_HONOURED,
+    "thinking_token_budget": (),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+}
 _NOT_IN_CHAT = {**_NOT_HONOURED, "echo": (False,), "best_of": (1,)}
 
 
