@@ -192,7 +192,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_others_are_served(tmp_path: 
         deaf = zmq.Context.instance().socket(zmq.DEALER)
         deaf.setsockopt(zmq.RCVHWM, 1)
         deaf.setsockopt(zmq.LINGER, 0)
-        deaf.setsockopt(zmq.IDENTITY, b"deaf")
+        deaf.setsockopt(zmq.IDENTITY, b"c-deaf")
         deaf.connect(coordinator.address)
         deaf.send_multipart(pack(client_hello(4711)))
         deaf.send_multipart(pack(submit(4711)))
@@ -274,6 +274,7 @@ def test_a_taken_address_is_one_line_and_a_failure(coordinator: CoordinatorProce
     ("flags", "complaint"),
     [
         (["--bind", "tcp://0.0.0.0:0"], "not authenticated"),
+        (["--bind", "tcp://0.0.0.0:0", "--keys", "/nowhere"], "cannot read keys from /nowhere"),
         (["--policy", "best"], "policy"),
         (["--alpha", "-1"], "alpha"),
         (["--heartbeat-s", "5", "--heartbeat-timeout-s", "6"], "heartbeat_timeout_s"),

@@ -74,8 +74,8 @@ def test_a_successor_of_a_drained_rank_gets_work() -> None:
     fleet = two_ranks()
     fleet.say(b"c1", Drain(7, 1, 5.0))
     fleet.say(b"e1", Goodbye())
-    fleet.say(b"f1", engine_hello(300, 1))
-    assert ranks_of_submissions(fleet, *range(4)) == {b"e0", b"f1"}
+    fleet.say(b"e-new", engine_hello(300, 1))
+    assert ranks_of_submissions(fleet, *range(4)) == {b"e0", b"e-new"}
 
 
 def test_a_draining_rank_that_dies_is_answered_as_such() -> None:

@@ -17,7 +17,10 @@ class CoordinatorConfig:
 
     bind: str = "tcp://127.0.0.1:0"
     """Address for engines and clients, such as ipc:///run/homing/coordinator or tcp://127.0.0.1:7000.
-    Port 0 takes a free one; the log says which."""
+    Port 0 takes a free one; the log says which. One that other machines reach needs `keys`."""
+    keys: Path | None = None
+    """Key file, or its directory, of `homing keygen`: only who has a key gets in, as what the key
+    says, and all is encrypted."""
     policy: str = "prefix_affinity"
     """How a rank is chosen: prefix_affinity, longest_prefix, first_prefix_block, work,
     load_balanced or round_robin."""
@@ -65,7 +68,7 @@ class CoordinatorConfig:
         for name in ("prefix_ttl_s", "heartbeat_s", "heartbeat_timeout_s"):
             _at_least(name, getattr(self, name), 0.001)
         _at_least("heartbeat_timeout_s", self.heartbeat_timeout_s, 2 * self.heartbeat_s)
-        _check_private(self.bind)
+        _check_address(self.bind, is_private=self.keys is None)
 
     @property
     def routing(self) -> RoutingConfig:
@@ -85,18 +88,18 @@ def _at_least(name: str, value: float, least: float) -> None:
         raise ConfigError(f"{name} is {value}; it must be at least {least}")
 
 
-def _check_private(address: str) -> None:
-    """Peers are not authenticated yet, so nobody outside this machine may reach the socket."""
+def _check_address(address: str, *, is_private: bool) -> None:
+    """Without keys nobody outside this machine may reach the socket."""
     transport, _, rest = address.partition("://")
     if transport == "ipc" and rest:
         return
     host = rest.rpartition(":")[0].strip("[]")
     if transport != "tcp" or not host:
         raise ConfigError(f"bind is {address!r}; it must be ipc://PATH or tcp://HOST:PORT")
-    if host != "localhost" and not _is_loopback(host):
+    if is_private and host != "localhost" and not _is_loopback(host):
         raise ConfigError(
-            f"bind is {address!r}: peers are not authenticated, so only loopback addresses and "
-            "ipc:// are allowed"
+            f"bind is {address!r}: without --keys peers are not authenticated, so only loopback "
+            "addresses and ipc:// are allowed; `homing keygen DIR` makes keys"
         )
 
 

@@ -14,7 +14,7 @@ from homing.coordinator.config import CoordinatorConfig
 from homing.coordinator.events import Failure, Forward, Instruction, Tick, Unsent, read_event
 from homing.coordinator.recording import Recorder
 from homing.coordinator.state import Coordinator
-from homing.transport import Router, SendResult
+from homing.transport import Router, SendResult, read_keys
 from homing.wire import pack
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,8 @@ _FAILURE = {SendResult.GONE: Failure.GONE, SendResult.FULL: Failure.FULL}
 class Server:
     def __init__(self, config: CoordinatorConfig) -> None:
         """Binds. Raises `ConfigError` when the address is taken."""
-        self._router = Router(config.bind, send_queue=config.send_queue)
+        keys = read_keys(config.keys, "coordinator") if config.keys else None
+        self._router = Router(config.bind, send_queue=config.send_queue, keys=keys)
         self._tick_s = config.heartbeat_s
         now = time.monotonic()
         self._recorder = Recorder(config.record, config.routing, now=now) if config.record else None

@@ -95,6 +95,8 @@ class Sessions:
         if known:
             self.end(known, PeerEvent.CUT_OFF, "began a new session", now)
         try:
+            if sender[:1] != hello.role.value[:1].encode():
+                raise Refusal(f"its identity is not that of a peer that is {hello.role.value}")
             if hello.role is Role.CLIENT:
                 self._admit_client(sender, hello, now)
             else:

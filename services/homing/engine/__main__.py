@@ -44,15 +44,16 @@ def serve(config: EngineConfig) -> None:
     from homing.engine.session import EngineSession
     from homing.engine.startup import load_engine
     from homing.engine.worker import Worker
-    from homing.transport import Dealer, peer_identity
+    from homing.transport import Dealer, peer_identity, read_keys
     from homing.wire import Role
 
+    keys = read_keys(config.keys, Role.ENGINE.value) if config.keys else None
     engine, card = load_engine(config)
     uid = secrets.randbits(63)
     session = EngineSession(
         engine, card, uid=uid, rank=config.rank, join_timeout_s=config.join_timeout_s
     )
-    dealer = Dealer(config.coordinator, peer_identity(Role.ENGINE.value, uid))
+    dealer = Dealer(config.coordinator, peer_identity(Role.ENGINE.value, uid), keys)
     worker = Worker(engine, session, dealer)
     signal.signal(signal.SIGTERM, lambda *_: _leave(worker, config.drain_s))
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
@@ -18,6 +19,8 @@ class EngineConfig:
     """A Hugging Face directory or a .gguf file. Default: the demo model, SmolLM2-135M-Instruct."""
     coordinator: str
     """Address of the coordinator, such as tcp://127.0.0.1:5001 or ipc:///run/homing/coordinator."""
+    keys: Path | None = None
+    """Key file, or its directory, of `homing keygen`, for a coordinator that asks for keys."""
     rank: int | None = None
     """The rank to be in the fleet. Default: the lowest free one."""
     dtype: str | None = None

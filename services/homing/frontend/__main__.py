@@ -52,7 +52,10 @@ async def _run(config: FrontendConfig) -> None:
         tls = TlsFiles(config.certfile, config.keyfile)
     measures = Measures()
     client = Client(
-        config.coordinator, max_inflight=config.max_inflight, counters=measures.counters
+        config.coordinator,
+        max_inflight=config.max_inflight,
+        counters=measures.counters,
+        keys=config.keys,
     )
     service = Service(client, _model_settings(config), measures)
     joining = asyncio.create_task(service.join(config.join_timeout_s))

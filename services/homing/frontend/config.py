@@ -16,6 +16,8 @@ class FrontendConfig:
 
     coordinator: str
     """The coordinator's address, such as tcp://127.0.0.1:7000 or ipc:///run/homing/coordinator."""
+    keys: Path | None = None
+    """Key file, or its directory, of `homing keygen`, for a coordinator that asks for keys."""
     fd: int | None = None
     """A listening socket to take over from the parent, instead of host and port."""
     host: str = "127.0.0.1"

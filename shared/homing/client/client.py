@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from itertools import count
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,6 +33,7 @@ from homing.errors import (
 )
 from homing.params import SamplingParams
 from homing.prefix import block_hashes, prefix_salt, routing_points
+from homing.transport import read_keys
 from homing.wire import (
     Abort,
     Command,
@@ -70,6 +72,7 @@ class Client:
         max_inflight: int = 4096,
         patience_s: float = 30.0,
         counters: Callable[[], Mapping[str, float]] = dict,
+        keys: Path | None = None,
     ) -> None:
         """
         max_engine_deaths: a request that so many engines died on fails with `RequestLost`: it may
@@ -78,6 +81,7 @@ class Client:
         patience_s: how long unfinished requests wait for a coordinator that went away, and then
         for its first engine, before they fail with `Unavailable`.
         counters: what this process counted, by name; the coordinator adds it up over all processes.
+        keys: a client's key file, or its directory, for a coordinator that asks for keys.
         """
         self._max_engine_deaths = max_engine_deaths
         self._max_inflight = max_inflight
@@ -92,6 +96,7 @@ class Client:
             on_rejoined=self._on_rejoined,
             on_failure=self._fail_all,
             counters=counters,
+            keys=read_keys(keys, "client") if keys else None,
         )
 
     @property

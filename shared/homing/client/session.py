@@ -28,7 +28,7 @@ from homing.errors import (
     Unavailable,
     WireError,
 )
-from homing.transport import AsyncDealer, peer_identity
+from homing.transport import AsyncDealer, Keys, peer_identity
 from homing.wire import (
     PROTOCOL_VERSION,
     AbortMatched,
@@ -78,6 +78,7 @@ class Session:
         on_rejoined: Callable[[], None],
         on_failure: Callable[[HomingError], None],
         counters: Callable[[], Mapping[str, float]],
+        keys: Keys | None,
     ) -> None:
         """
         on_request_message: an Output or Lost came.
@@ -89,6 +90,7 @@ class Session:
         self.uid = secrets.randbits(63)
         self.fleet = FleetView()
         self._address = address
+        self._keys = keys
         self._on_request_message = on_request_message
         self._on_fleet = on_fleet
         self._on_rejoined = on_rejoined
@@ -113,7 +115,7 @@ class Session:
         self._loop = asyncio.get_running_loop()
         identity = peer_identity(Role.CLIENT.value, self.uid)
         self._dealer = AsyncDealer(
-            self._address, identity, self._on_frames, self._on_lost_connection
+            self._address, identity, self._on_frames, self._on_lost_connection, self._keys
         )
         self._say_hello()
         self._beating = asyncio.create_task(self._beat(), name="homing-client-heartbeat")

@@ -10,6 +10,7 @@ from typing_extensions import Buffer
 
 from homing.transport import frames as frames_
 from homing.transport.connection import Connection
+from homing.transport.keys import Keys, connect_with
 
 
 class AsyncDealer:
@@ -25,6 +26,7 @@ class AsyncDealer:
         identity: bytes,
         on_message: Callable[[list[Buffer]], None],
         on_lost_connection: Callable[[], None],
+        keys: Keys | None = None,
     ) -> None:
         """on_lost_connection: the connection broke, and what was on its way was lost with it."""
         self._on_message = on_message
@@ -33,6 +35,8 @@ class AsyncDealer:
         self._turn_due = False
         self._socket = frames_.new_socket(zmq.DEALER, send_queue=0, receive_queue=0)
         self._socket.setsockopt(zmq.IDENTITY, identity)
+        if keys:
+            connect_with(self._socket, keys)
         self._connection = Connection(self._socket)
         self._socket.connect(address)
         self._fd = int(self._socket.getsockopt(zmq.FD))

@@ -11,6 +11,7 @@ from typing_extensions import Buffer
 
 from homing.transport import frames as frames_
 from homing.transport.connection import Connection
+from homing.transport.keys import Keys, connect_with
 
 
 class Dealer:
@@ -19,10 +20,12 @@ class Dealer:
     lost_connection = False
     """The connection broke, and with it was lost what was on its way. For the owner to clear."""
 
-    def __init__(self, address: str, identity: bytes) -> None:
+    def __init__(self, address: str, identity: bytes, keys: Keys | None = None) -> None:
         # No bound on the send queue: what waits in it is bounded by the work that was accepted.
         self._socket = frames_.new_socket(zmq.DEALER, send_queue=0, receive_queue=0)
         self._socket.setsockopt(zmq.IDENTITY, identity)
+        if keys:
+            connect_with(self._socket, keys)
         self._connection = Connection(self._socket)
         self._socket.connect(address)
         self._wakened, self._waker = socketpair()

@@ -6,7 +6,7 @@ Small frames become `bytes`: cheaper than holding a zmq frame object for each. F
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import zmq
@@ -31,19 +31,26 @@ _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
-def drain(socket: zmq.Socket[bytes]) -> Iterator[list[Buffer]]:
-    """Messages that are there now, `MAX_BURST` at most; never waits."""
+def drain(
+    socket: zmq.Socket[bytes], admits: Callable[[zmq.Frame], bool] | None = None
+) -> Iterator[list[Buffer]]:
+    """Messages that are there now, `MAX_BURST` at most; never waits.
+
+    admits: says of a message's first frame whether the message is to be kept.
+    """
     receive = socket.recv
     for _ in range(MAX_BURST):
         try:
             frame = receive(_NOBLOCK, False)
         except zmq.Again:
             return
+        is_admitted = admits is None or admits(frame)
         frames = [_owned(frame)]
         while frame.more:  # a third cheaper than recv_multipart, which asks the socket each time
             frame = receive(0, False)
             frames.append(_owned(frame))
-        yield frames
+        if is_admitted:
+            yield frames
 
 
 def _owned(frame: zmq.Frame) -> Buffer:
@@ -59,9 +66,15 @@ def send(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> None:
     socket.send(last, _NOBLOCK, len(last) < ZERO_COPY_BYTES)
 
 
-def new_socket(kind: int, *, send_queue: int, receive_queue: int) -> zmq.Socket[bytes]:
+def new_socket(
+    kind: int,
+    *,
+    send_queue: int,
+    receive_queue: int,
+    context: zmq.Context[zmq.Socket[bytes]] | None = None,
+) -> zmq.Socket[bytes]:
     """A socket that drops its unsent messages on close and bounds its queues; 0 is no bound."""
-    socket: zmq.Socket[bytes] = zmq.Socket(zmq.Context.instance(), kind)
+    socket: zmq.Socket[bytes] = zmq.Socket(context or zmq.Context.instance(), kind)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, send_queue)
     socket.setsockopt(zmq.RCVHWM, receive_queue)

@@ -10,6 +10,8 @@ from typing_extensions import Buffer
 
 from homing.errors import ConfigError
 from homing.transport import frames as frames_
+from homing.transport.gate import Gate, comes_from_its_role
+from homing.transport.keys import Keys
 
 
 class SendResult(Enum):
@@ -23,12 +25,18 @@ class SendResult(Enum):
 class Router:
     """A bound ROUTER socket that never blocks on a peer."""
 
-    def __init__(self, address: str, *, send_queue: int) -> None:
+    def __init__(self, address: str, *, send_queue: int, keys: Keys | None = None) -> None:
         """Bind `address`; `tcp://HOST:0` takes a free port. `send_queue` bounds the messages that
-        wait for one peer. Raises `ConfigError` when the address cannot be bound."""
+        wait for one peer. With `keys` nobody else is let in. Raises `ConfigError` when the address
+        cannot be bound."""
+        self._own_context = zmq.Context() if keys else None
+        gate = Gate(self._own_context, keys) if self._own_context and keys else None
+        self._admits = comes_from_its_role if gate else None
         self._socket = frames_.new_socket(
-            zmq.ROUTER, send_queue=send_queue, receive_queue=send_queue
+            zmq.ROUTER, send_queue=send_queue, receive_queue=send_queue, context=self._own_context
         )
+        if gate:
+            gate.guard(self._socket)
         # Without MANDATORY a message to a peer that left vanishes without a word. With HANDOVER a
         # peer whose connection broke gets its identity back at once, not when the old one times
         # out.
@@ -37,14 +45,14 @@ class Router:
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
-            self._socket.close()
+            self.close()
             raise ConfigError(f"cannot bind {address}: {error.strerror or error}") from error
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def receive(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
         """Wait up to `timeout_s` for a message, then yield a burst of (sender identity, frames)."""
         if self._socket.poll(round(timeout_s * 1000), zmq.POLLIN):
-            for identity, *frames in frames_.drain(self._socket):
+            for identity, *frames in frames_.drain(self._socket, self._admits):
                 yield bytes(identity), frames
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> SendResult:
@@ -61,3 +69,5 @@ class Router:
 
     def close(self) -> None:
         self._socket.close()
+        if self._own_context:
+            self._own_context.term()
