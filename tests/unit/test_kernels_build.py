@@ -102,6 +102,7 @@ def test_the_code_is_right_without_this_cpus_vector_instructions(
         return Driver(model).step({0: tokens})
 
     native = logits()
-    plain = tuple("-march=x86-64" if flag == "-march=native" else flag for flag in build.FLAGS)
+    changes = {"-march=native": "-march=x86-64", "-O3": "-O1"}
+    plain = tuple(changes.get(flag, flag) for flag in build.FLAGS)
     monkeypatch.setattr(build, "FLAGS", plain)
     torch.testing.assert_close(logits(), native, atol=1e-4, rtol=0)

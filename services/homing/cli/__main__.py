@@ -15,6 +15,8 @@ Run = Callable[[Sequence[str]], int]
 BENCHES = {
     "serve": "any OpenAI server, by streamed completions: TTFT, ITL, tokens/s, cached tokens",
     "coordinator": "the coordinator alone: CPU time of a request and of an Output",
+    "agreement": "log-probabilities of the engine against those of transformers",
+    "engine": "one model in this process: decode and prefill beside the machine's limits",
     "route": "the routing policies, by replaying request traces",
 }
 
@@ -70,6 +72,10 @@ def _service(name: str) -> Run:
     return run
 
 
+def _here(name: str) -> Run:
+    return lambda argv: importlib.import_module(f"homing.cli.{name}").main(argv)
+
+
 def _bench_main(name: str) -> Run:
     return lambda argv: importlib.import_module(f"homing.bench.{name}").main(argv)
 
@@ -94,6 +100,9 @@ COMMANDS: Mapping[str, tuple[str, Run]] = {
     ),
     "engine": ("run one engine rank alone: computes tokens with torch", _service("engine")),
     "frontend": ("run one HTTP frontend alone: the OpenAI API", _service("frontend")),
+    "top": ("show a running fleet: ranks, load, KV use, prefix hits, tokens/s", _here("top")),
+    "drain": ("let an engine rank finish what it has, and leave", _here("drain")),
+    "keygen": ("make the keys of a fleet that other machines can reach", _here("keygen")),
     "bench": ("measure a server or a part; prints JSON", _bench),
     "version": ("print the version", _version),
 }

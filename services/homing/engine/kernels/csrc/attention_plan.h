@@ -76,7 +76,8 @@ static void find_groups(AttentionPlan *plan, const AttentionShape *s, const Rows
     Group *g = &plan->groups[plan->num_groups++];
     g->row = row;
     g->rows = 1;
-    while (row + g->rows < b->rows && g->rows < s->max_group_rows && same_run(b, row, row + g->rows))
+    while (g->rows < s->max_group_rows && row + g->rows < b->rows &&
+           same_run(b, row, row + g->rows))
       g->rows++;
     g->split = first_visible(b->positions[row], plan->window) / SPLIT;
     g->num_splits = b->positions[row + g->rows - 1] / SPLIT + 1 - g->split;
@@ -130,7 +131,8 @@ static void cut_units(AttentionPlan *plan, const AttentionShape *s, const Rows *
   plan->thread_unit[threads] = plan->num_units;
 }
 
-static void plan_attention(AttentionPlan *plan, const AttentionShape *s, const Rows *b, int threads) {
+static void plan_attention(AttentionPlan *plan, const AttentionShape *s, const Rows *b,
+                           int threads) {
   plan->groups = grown(plan->groups, &plan->groups_size, b->rows * sizeof(Group));
   find_groups(plan, s, b);
   size_t borders = (threads + 1) * sizeof(int);

@@ -1,5 +1,6 @@
-// Vectors of the machine's own width, as GCC vector types (clang has them too): one source for AVX-512, AVX2, SSE2
-// and NEON. Wider types than the target's registers would be lowered to scalar code, hence the width by macro.
+// Vectors of the machine's own width, as GCC vector types (clang has them too): one source for
+// AVX-512, AVX2, SSE2 and NEON. Wider types than the target's registers would be lowered to scalar
+// code, hence the width by macro.
 //
 // Compile with -ffp-contract=off: what is fused is written `fma_v`, so no flag changes a result.
 #pragma once
