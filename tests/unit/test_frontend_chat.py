@@ -131,10 +131,14 @@ async def test_ids_of_prompt_and_answer_come_on_request(tmp_path):
     assert streamed == byte_ids("yo")
 
 
-async def test_prompt_log_probs_are_beside_the_choices(tmp_path):
+async def test_prompt_log_probs_are_beside_the_choices_and_streamed_once(tmp_path):
+    body = {"messages": HI, "prompt_logprobs": 1}
     async with serving(tmp_path, says(byte_ids("yo"))) as frontend:
-        whole = await frontend.post(URL, {"messages": HI, "prompt_logprobs": 1})
+        whole = await frontend.post(URL, body)
+        events = await frontend.stream(URL, body)
         assert len(whole["prompt_logprobs"]) == len(frontend.fleet.submitted[0].prompt)
+    streamed = [event["prompt_logprobs"] for event in events if "prompt_logprobs" in event]
+    assert streamed == [whole["prompt_logprobs"]]
     assert whole["choices"][0]["logprobs"] is None
 
 

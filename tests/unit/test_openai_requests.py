@@ -133,12 +133,9 @@ def test_log_probs_of_a_chat_are_a_switch_and_a_number():
 
 
 @OF_BOTH
-def test_prompt_log_probs_are_asked_for_by_number_and_not_streamed(params_of):
+def test_prompt_log_probs_are_asked_for_by_number(params_of):
     assert params_of(prompt_logprobs=2).wants_prompt_log_probs
     assert params_of(prompt_logprobs=2).top_n_logprobs == 2
-    with pytest.raises(InvalidRequest) as caught:
-        params_of(prompt_logprobs=0, stream=True)
-    assert caught.value.field == "prompt_logprobs"
 
 
 @OF_BOTH

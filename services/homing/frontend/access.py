@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from quart import Response, request
 from werkzeug.exceptions import Forbidden, Unauthorized
 
-_OPEN_PATHS = frozenset({"/", "/fleet", "/health", "/metrics", "/version"})
+_PROBES = {"/health", "/ready", "/ping", "/liveness", "/metrics", "/version"}
+_OPEN_PATHS = _PROBES | {"/", "/fleet", "/openapi.json"}
 _OPEN_PREFIX = "/page/"
 _PREFLIGHT_AGE_S = 600
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from importlib.metadata import version
 
 from quart import Quart, Response, g, request
 from werkzeug.exceptions import HTTPException
@@ -21,9 +20,18 @@ from homing.frontend.openai.chat_reply import ChatReply
 from homing.frontend.openai.completion_reply import CompletionReply
 from homing.frontend.openai.requests import read_chat, read_completion
 from homing.frontend.openai.sampling import MAX_REQUEST_ID_CHARACTERS
+from homing.frontend.openapi import openapi
 from homing.frontend.page import page_routes
 from homing.frontend.service import Service
-from homing.frontend.status import generate_for_health, health, load, model_entry, server_info
+from homing.frontend.status import (
+    Version,
+    generate_for_health,
+    health,
+    load,
+    model_entry,
+    model_list,
+    server_info,
+)
 from homing.frontend.stream import Call, answer, json_response
 from homing.frontend.token_routes import detokenize, tokenize
 
@@ -84,9 +92,7 @@ def _add_openai_routes(app: Quart, service: Service) -> None:
     @app.get("/v1/models")
     @app.get("/models")
     async def models() -> Response:
-        model = service.model
-        entries = [model_entry(model, name) for name in model.names]
-        return json_response({"object": "list", "data": entries})
+        return json_response(model_list(service.model))
 
     @app.get("/v1/models/<path:name>")
     @app.get("/models/<path:name>")
@@ -138,9 +144,15 @@ def _add_token_routes(app: Quart, service: Service) -> None:
 
 def _add_status_routes(app: Quart, service: Service) -> None:
     @app.get("/health")
+    @app.get("/ready")
+    @app.get("/ping")
     async def get_health() -> Response:
         body = health(service)
-        return json_response(body, 200 if body["status"] == "ok" else 503)
+        return json_response(body, 200 if body.status == "ok" else 503)
+
+    @app.get("/liveness")
+    async def get_liveness() -> Response:
+        return json_response(Version())  # whatever the fleet does, this process answers
 
     @app.get("/health_generate")
     async def get_health_generate() -> Response:
@@ -152,7 +164,7 @@ def _add_status_routes(app: Quart, service: Service) -> None:
 
     @app.get("/version")
     async def get_version() -> Response:
-        return json_response({"version": version("homing")})
+        return json_response(Version())
 
     @app.get("/server_info")
     async def get_server_info() -> Response:
@@ -161,6 +173,10 @@ def _add_status_routes(app: Quart, service: Service) -> None:
     @app.get("/load")
     async def get_load() -> Response:
         return json_response(load(await service.client.stats()))
+
+    @app.get("/openapi.json")
+    async def get_openapi() -> Response:
+        return json_response(openapi())
 
     app.register_blueprint(page_routes(service.client.stats, lambda: service.client.fleet))
 

@@ -38,7 +38,34 @@ _PAUSE_MODES = {
 _REPLY_PREFIXES = ("chatcmpl-", "cmpl-")
 _KV_TAG = "kv_cache"
 
-Reply = dict[str, Any]
+
+class FleetStatus(Struct):
+    """After a command."""
+
+    status: str
+    """running, paused or suspended."""
+    weight_version: int
+
+
+class Aborted(Struct):
+    aborted: int
+    """Requests that were found; they end at once."""
+
+
+class Dropped(Struct):
+    dropped_blocks: int
+
+
+class Paused(Struct):
+    is_paused: bool
+
+
+class Sleeping(Struct):
+    is_sleeping: bool
+
+
+class WeightVersion(Struct):
+    weight_version: int
 
 
 class PauseBody(Struct, kw_only=True):
@@ -48,7 +75,7 @@ class PauseBody(Struct, kw_only=True):
     """Forget cached prefixes, too."""
 
 
-async def pause(client: Client, body: PauseBody) -> Reply:
+async def pause(client: Client, body: PauseBody) -> FleetStatus:
     mode = _PAUSE_MODES.get(body.mode)
     if mode is None:
         raise InvalidRequest(
@@ -61,7 +88,7 @@ async def pause(client: Client, body: PauseBody) -> Reply:
     return _state(client)
 
 
-async def resume(client: Client) -> Reply:
+async def resume(client: Client) -> FleetStatus:
     await _command(client, Command.UNPAUSE)
     return _state(client)
 
@@ -78,7 +105,7 @@ class SleepBody(Struct, kw_only=True):
     weights: WeightsMode | None = None
 
 
-async def sleep(client: Client, body: SleepBody) -> Reply:
+async def sleep(client: Client, body: SleepBody) -> FleetStatus:
     tags = _tags(body.tags) or {"weights", _KV_TAG}
     if client.fleet.state is FleetState.RUNNING:
         await pause(client, PauseBody(mode=body.mode))
@@ -94,7 +121,7 @@ class WakeBody(Struct, kw_only=True):
     """With `weights` alone the fleet stays paused, for an update before it goes on."""
 
 
-async def wake_up(client: Client, body: WakeBody) -> Reply:
+async def wake_up(client: Client, body: WakeBody) -> FleetStatus:
     tags = _tags(body.tags)
     if client.fleet.state is FleetState.SUSPENDED:
         await _command(client, Command.RESUME, timeout_s=UPDATE_S)
@@ -125,7 +152,7 @@ class UpdateBody(Struct, kw_only=True):
     """Higher than the fleet's. None: the fleet's + 1."""
 
 
-async def update_weights(client: Client, body: UpdateBody) -> Reply:
+async def update_weights(client: Client, body: UpdateBody) -> FleetStatus:
     path = body.path or body.weight_dir or body.model_path
     if bool(path) == (body.group is not None):
         raise InvalidRequest("give either path or group", field="path")
@@ -145,7 +172,7 @@ class VersionBody(Struct, kw_only=True):
     weight_version: int
 
 
-async def set_weight_version(client: Client, body: VersionBody) -> Reply:
+async def set_weight_version(client: Client, body: VersionBody) -> FleetStatus:
     """For weights that the trainer changed by other means."""
     await client.control(Command.SET_EPOCH, {"epoch": body.weight_version})
     return _state(client)
@@ -159,14 +186,14 @@ class AbortBody(Struct, kw_only=True):
     abort_all: bool = False
 
 
-async def abort(client: Client, body: AbortBody) -> Reply:
+async def abort(client: Client, body: AbortBody) -> Aborted:
     """By exact name. Each request answers with what it generated, finish_reason `abort`."""
     names = [*filter(None, (body.request_id, body.rid)), *body.request_ids]
     if body.abort_all:
-        return {"aborted": await client.abort_matching(None)}
+        return Aborted(await client.abort_matching(None))
     if not names:
         raise InvalidRequest("give request_id, request_ids or abort_all", field="request_id")
-    return {"aborted": sum([await _abort_named(client, name) for name in names])}
+    return Aborted(sum([await _abort_named(client, name) for name in names]))
 
 
 async def _abort_named(client: Client, name: str) -> int:
@@ -178,10 +205,10 @@ async def _abort_named(client: Client, name: str) -> int:
     return await client.abort_matching(name.removeprefix(prefix))
 
 
-async def reset_prefix_cache(client: Client) -> Reply:
+async def reset_prefix_cache(client: Client) -> Dropped:
     """Also prefixes of requests that run: they go on, and nobody shares their blocks."""
     ranks = await _command(client, Command.RESET_PREFIX_CACHE)
-    return {"dropped_blocks": sum(result.get("dropped_blocks", 0) for result in ranks.values())}
+    return Dropped(sum(result.get("dropped_blocks", 0) for result in ranks.values()))
 
 
 async def _command(
@@ -195,5 +222,5 @@ async def _command(
     return await client.control(command, plain, timeout_s=timeout_s)
 
 
-def _state(client: Client) -> Reply:
-    return {"status": client.fleet.state.value, "weight_version": client.fleet.epoch}
+def _state(client: Client) -> FleetStatus:
+    return FleetStatus(client.fleet.state.value, client.fleet.epoch)

@@ -29,7 +29,7 @@ def control_routes(service: Service, access: Access) -> Blueprint:
         access.check_admin()
 
     def with_body(
-        kind: type[B], act: Callable[..., Awaitable[dict[str, Any]]], *paths: str, **defaults: Any
+        kind: type[B], act: Callable[..., Awaitable[Struct]], *paths: str, **defaults: Any
     ) -> None:
         """POST on these paths does `act`; `defaults` are for fields that are not given."""
 
@@ -39,7 +39,7 @@ def control_routes(service: Service, access: Access) -> Blueprint:
         for path in paths:
             routes.add_url_rule(path, path.strip("/"), post, methods=["POST"])
 
-    def without_body(act: Callable[..., Awaitable[dict[str, Any]]], *paths: str) -> None:
+    def without_body(act: Callable[..., Awaitable[Struct]], *paths: str) -> None:
         async def post() -> Response:
             return json_response(await act(client))
 
@@ -60,15 +60,15 @@ def control_routes(service: Service, access: Access) -> Blueprint:
 
     @routes.get("/is_paused")
     async def is_paused() -> Response:
-        return json_response({"is_paused": client.fleet.state is not FleetState.RUNNING})
+        return json_response(control.Paused(client.fleet.state is not FleetState.RUNNING))
 
     @routes.get("/is_sleeping")
     async def is_sleeping() -> Response:
-        return json_response({"is_sleeping": client.fleet.state is FleetState.SUSPENDED})
+        return json_response(control.Sleeping(client.fleet.state is FleetState.SUSPENDED))
 
     @routes.get("/weight_version")
     async def weight_version() -> Response:
-        return json_response({"weight_version": client.fleet.epoch})
+        return json_response(control.WeightVersion(client.fleet.epoch))
 
     return routes
 

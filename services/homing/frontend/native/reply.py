@@ -181,24 +181,24 @@ class TokensReply:
         return ()
 
     def chunks(self, index: int, piece: Piece, usage: Usage | UnsetType) -> Sequence[Struct]:
-        tokens = Tokens(request_id=self._id, choices=[self._choice(index, piece)], usage=usage)
-        stamp(tokens, [piece])
-        return [tokens]
+        return [self._tokens([self._choice(index, piece)], [piece], usage)]
 
     def usage_chunk(self, usage: Usage) -> Struct:
         return Tokens(request_id=self._id, choices=[], usage=usage)
 
     def whole(self, choices: Sequence[Piece], usage: Usage) -> Struct:
-        tokens = Tokens(
-            request_id=self._id,
-            choices=[self._choice(index, piece) for index, piece in enumerate(choices)],
-            usage=usage,
-        )
-        stamp(tokens, choices)
-        if self._request.prompt_logprobs is not None:
-            tokens.prompt_logprobs = prompt_log_probs(
-                self._spelling, choices[0].prompt_tokens, self._request.prompt_logprobs
-            )
+        answers = [self._choice(index, piece) for index, piece in enumerate(choices)]
+        return self._tokens(answers, choices, usage)
+
+    def _tokens(
+        self, choices: list[TokensChoice], pieces: Sequence[Piece], usage: Usage | UnsetType
+    ) -> Tokens:
+        tokens = Tokens(request_id=self._id, choices=choices, usage=usage)
+        stamp(tokens, pieces)
+        num_top = self._request.prompt_logprobs
+        if num_top is not None and pieces[0].prompt_tokens:
+            prompt = pieces[0].prompt_tokens
+            tokens.prompt_logprobs = prompt_log_probs(self._spelling, prompt, num_top)
         return tokens
 
     def _choice(self, index: int, piece: Piece) -> TokensChoice:

@@ -9,6 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from homing.frontend.openai.logprobs import (
     ChatLogProbs,
+    PromptLogProbsList,
     chat_log_probs,
     finite,
     prompt_log_probs,
@@ -67,6 +68,7 @@ class ChatReply:
         choices[-1].finish_reason = piece.finish_reason
         choices[-1].stop_reason = piece.stop_reason
         chunks = [self._chunk([choice], usage) for choice in choices]
+        chunks[0].prompt_logprobs = self._prompt_log_probs(piece)
         for chunk in chunks:
             stamp(chunk, [piece])
         return chunks
@@ -83,12 +85,9 @@ class ChatReply:
             [self._choice(index, piece) for index, piece in enumerate(choices)],
             usage,
             prompt_token_ids=self._prompt_token_ids,
+            prompt_logprobs=self._prompt_log_probs(choices[0]),
         )
         stamp(completion, choices)
-        if self._request.prompt_logprobs is not None:
-            completion.prompt_logprobs = prompt_log_probs(
-                self._spelling, choices[0].prompt_tokens, self._request.prompt_logprobs
-            )
         return completion
 
     def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType) -> ChatChunk:
@@ -116,6 +115,13 @@ class ChatReply:
                 scores = [finite(token.log_prob or 0.0) for token in piece.tokens]
                 whole.generation_log_probs = scores
         return whole
+
+    def _prompt_log_probs(self, piece: Piece) -> PromptLogProbsList | UnsetType:
+        """In a choice's first piece, on request."""
+        num_top = self._request.prompt_logprobs
+        if num_top is None or not piece.prompt_tokens:
+            return UNSET
+        return prompt_log_probs(self._spelling, piece.prompt_tokens, num_top)
 
     def _log_probs(self, piece: Piece) -> ChatLogProbs | None:
         if not self._request.logprobs:

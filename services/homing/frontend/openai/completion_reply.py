@@ -76,7 +76,7 @@ class CompletionReply:
             choice.logprobs = completion_log_probs(self._spelling, shown, request.logprobs)
         if request.return_token_ids and with_prompt:
             choice.prompt_token_ids = self._prompts[index // request.num_choices]
-        if request.prompt_logprobs is not None:
+        if request.prompt_logprobs is not None and with_prompt:
             choice.prompt_logprobs = prompt_log_probs(
                 self._spelling, piece.prompt_tokens, request.prompt_logprobs
             )

@@ -81,8 +81,6 @@ def _params(
         )
     _in_range(num_top_field, num_top or 0, 0, MAX_TOP_LOGPROBS)
     _in_range("prompt_logprobs", request.prompt_logprobs or 0, 0, MAX_TOP_LOGPROBS)
-    if request.stream and request.prompt_logprobs is not None:
-        raise InvalidRequest("prompt_logprobs cannot be streamed", field="prompt_logprobs")
     values: dict[str, Any] = {
         "temperature": request.temperature,
         "min_p": request.min_p,

@@ -133,4 +133,5 @@ class ChatChunk(Versions):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType = UNSET
     prompt_token_ids: TokenIds = UNSET
+    prompt_logprobs: PromptLogProbsList | UnsetType = UNSET
     object: str = "chat.completion.chunk"

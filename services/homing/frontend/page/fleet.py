@@ -55,6 +55,8 @@ def _rank(row: dict[str, Any]) -> dict[str, Any]:
     return {
         **{key: row[key] for key in _RANK_KEYS},
         **{key: counters.get(key, 0) for key in _RANK_COUNTERS},
+        "leaving": row.get("leaving", False),
+        "circuit": row.get("circuit", "closed"),
     }
 
 
