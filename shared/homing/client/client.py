@@ -257,8 +257,8 @@ class Client:
         return await self._session.abort_matching(digest, timeout_s)
 
     async def drain(self, rank: int, *, timeout_s: float = 30.0) -> None:
-        """Let an engine rank finish what it has, for so long, and leave; what is unfinished then goes
-        on elsewhere. Raises `NotAllowed` if there is none or it was lost, `Unavailable`."""
+        """Let a rank finish what it has, for so long, and leave. The rest goes on elsewhere. Raises
+        `NotAllowed` if there is no such rank or it was lost, `Unavailable`."""
         await self._session.drain(rank, timeout_s)
 
     async def stats(self, *, timeout_s: float = 5.0) -> dict[str, Any]:
