@@ -25,6 +25,7 @@ from homing.launch.readiness import wait_until_ready
 from homing.launch.serve import LOOPBACK_OF_ANY, lifeline, private_address
 from homing.launch.torchrun.config import JobRank
 from homing.llm.config import ServeConfig
+from homing.llm.loop_thread import SHUT_DOWN
 from homing.llm.requests import Requests
 from homing.llm.text import TextHooks
 
@@ -197,6 +198,8 @@ async def _unless_it_fails(keeper: asyncio.Task[None], work: Coroutine[Any, Any,
     task = asyncio.create_task(work)
     try:
         await asyncio.wait({task, keeper}, return_when=asyncio.FIRST_COMPLETED)
+        if keeper.cancelled():
+            raise RuntimeError(SHUT_DOWN)
         if keeper.done():
             keeper.result()
         return await task

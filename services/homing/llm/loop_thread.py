@@ -11,19 +11,23 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+SHUT_DOWN = "it was shut down"
+
 
 class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin it on the loop; from any thread. Cancelling the future cancels the work."""
-        if self._loop.is_closed():
+        """Begin it on the loop; from any thread. Cancelling the future cancels the work; what
+        `close` interrupts raises RuntimeError."""
+        if self._closing:
             work.close()
-            raise RuntimeError("it was shut down")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+            raise RuntimeError(SHUT_DOWN)
+        return asyncio.run_coroutine_threadsafe(self._until_closed(work), self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do it on the loop, and wait; an exception here, such as KeyboardInterrupt, cancels it."""
@@ -44,9 +48,18 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel what is left, and end the thread. Idempotent."""
-        if not self._loop.is_closed():
+        if not self._closing:
+            self._closing = True
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+        self._thread.join()
+
+    async def _until_closed(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._closing:
+                raise RuntimeError(SHUT_DOWN) from None
+            raise
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:

@@ -1,0 +1,165 @@
+"""However a program with an `LLM` begins or ends, no process is left."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from homing.errors import ConfigError, Unavailable
+from homing.llm import LLM, AsyncLLM, EngineConfig
+from tests.support.tiny_llm import SMALL, greedy, processes_of, wait_until_none
+from tests.support.tiny_models import make_tiny_model
+
+pytestmark = pytest.mark.timeout(180)
+
+SETTINGS = "EngineConfig(buffer_size_gb=0.02, max_requests=8, dtype='fp32', num_threads=1)"
+PROGRAM = f"""
+import sys
+from homing.llm import LLM, EngineConfig, SamplingParams
+llm = LLM(sys.argv[1], engine_config={SETTINGS}, use_coordinator=True, data_parallel_size=2)
+greedy = SamplingParams(temperature=0, num_tokens_to_generate=4)
+print(llm.generate([5, 6, 7], greedy)[0].generated_tokens, flush=True)
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_tiny_model("llama", tmp_path / "own")
+
+
+def start(model: Path, code: str, *, interactive: bool = False) -> subprocess.Popen[str]:
+    program = textwrap.dedent(code)
+    how = ["-i", "-q", "-", str(model)] if interactive else ["-c", program, str(model)]
+    process = subprocess.Popen(
+        [sys.executable, *how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if interactive:
+        assert process.stdin is not None
+        process.stdin.write(program)
+        process.stdin.flush()
+    return process
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def test_a_script_that_fails_without_a_shutdown_leaves_nothing(model: Path) -> None:
+    process = start(model, PROGRAM + "raise ValueError('on purpose')")
+    output, errors = process.communicate(timeout=90)
+    assert process.returncode == 1
+    assert output.startswith("[")
+    assert errors.count("Traceback") == 1
+    assert "ValueError: on purpose" in errors
+    wait_until_none(model, 5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_program_that_is_killed_leaves_nothing(model: Path, number: signal.Signals) -> None:
+    process = start(model, PROGRAM + "llm.generate('a', SamplingParams(ignore_eos=True))\n" * 500)
+    assert first_line(process).startswith("[")
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == -number, errors
+    wait_until_none(model)
+
+
+def test_a_session_at_the_prompt_generates_and_ends(model: Path) -> None:
+    process = start(model, PROGRAM, interactive=True)
+    output, errors = process.communicate("exit()\n", timeout=90)
+    assert process.returncode == 0, errors
+    assert "[" in output
+    wait_until_none(model, 5)
+
+
+async def test_a_notebooks_cell_has_a_loop_that_runs_and_a_stderr_that_is_no_file(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with LLM(model, engine_config=SMALL, use_coordinator=True) as llm:
+        [result] = llm.generate([5, 6, 7], greedy(), progress=True)
+        assert len(result.generated_tokens) == 12
+        assert processes_of(model)
+    assert not processes_of(model)
+
+
+def test_an_error_in_the_block_ends_it_too(model: Path) -> None:
+    def fail() -> None:
+        with LLM(model, engine_config=SMALL, use_coordinator=True) as llm:
+            llm.generate([5], greedy(1))
+            raise KeyError("on purpose")
+
+    with pytest.raises(KeyError):
+        fail()
+    assert not processes_of(model)
+
+
+def test_one_that_is_forgotten_is_shut_down(model: Path) -> None:
+    llm = LLM(model, engine_config=SMALL, use_coordinator=True)
+    llm.generate([5], greedy(1))
+    del llm
+    gc.collect()
+    assert not processes_of(model)
+
+
+def test_what_an_engine_refuses_is_raised_and_leaves_nothing(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="engine-0 cannot run with these settings"):
+        LLM(model, engine_config=SMALL, use_coordinator=True)
+    assert not processes_of(model)
+
+
+async def test_an_async_start_that_fails_is_raised_where_it_is_waited_for(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="engine-0 cannot run with these settings"):
+        async with AsyncLLM(model, engine_config=SMALL):
+            pass
+    assert not processes_of(model)
+    llm = AsyncLLM(model, engine_config=SMALL)
+    with pytest.raises(ConfigError, match="engine-0 cannot run with these settings"):
+        await llm.generate("a")
+    await llm.shutdown()
+
+
+async def test_a_start_that_takes_too_long_is_given_up(model: Path) -> None:
+    config = EngineConfig(buffer_size_gb=0.02, start_timeout_s=0.2)
+    with pytest.raises(Unavailable, match=r"after 0\.2 s"):
+        async with AsyncLLM(model, engine_config=config):
+            pass
+    assert not processes_of(model)
+
+
+async def test_a_shutdown_during_the_start_leaves_nothing(model: Path) -> None:
+    llm = AsyncLLM(model, engine_config=SMALL)
+    deadline = time.monotonic() + 30
+    while not processes_of(model):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    await llm.shutdown()
+    assert not processes_of(model)
+
+
+async def test_it_outlives_the_loop_that_it_was_made_on(model: Path) -> None:
+    async with AsyncLLM(model, engine_config=SMALL) as llm:
+        first = await llm.generate([5, 6, 7], greedy())
+
+        def elsewhere() -> list[int]:
+            return asyncio.run(llm.generate([5, 6, 7], greedy())).generated_tokens
+
+        assert await asyncio.to_thread(elsewhere) == first.generated_tokens
+    assert not processes_of(model)
