@@ -12,8 +12,6 @@ from homing.engine.batch import Batch
 from homing.engine.kv_cache import KVCache
 from homing.engine.models import Model
 
-BLOCK_SIZE = 16
-
 
 def int32(values: Sequence[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
@@ -26,14 +24,15 @@ class Driver:
     model: Model
     num_requests: int = 1
     max_tokens: int = 512
+    block_size: int = 16
     cache: KVCache = field(init=False)
     block_tables: Tensor = field(init=False)
     computed: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        blocks_each = -(-self.max_tokens // BLOCK_SIZE)
+        blocks_each = -(-self.max_tokens // self.block_size)
         num_blocks = self.num_requests * blocks_each
-        self.cache = KVCache.allocate(self.model.shape, num_blocks, BLOCK_SIZE)
+        self.cache = KVCache.allocate(self.model.shape, num_blocks, self.block_size)
         shuffled = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1))
         self.block_tables = shuffled.view(self.num_requests, blocks_each).int()
         self.computed = [0] * self.num_requests
@@ -46,10 +45,10 @@ class Driver:
         for request, tokens in tokens_of_request.items():
             for token in tokens:
                 position = self.computed[request]
-                block = int(self.block_tables[request, position // BLOCK_SIZE])
+                block = int(self.block_tables[request, position // self.block_size])
                 token_ids.append(token)
                 positions.append(position)
-                slots.append(block * BLOCK_SIZE + position % BLOCK_SIZE)
+                slots.append(block * self.block_size + position % self.block_size)
                 requests.append(request)
                 self.computed[request] += 1
         batch = Batch(

@@ -11,6 +11,7 @@ import json
 import math
 import re
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,11 @@ def make_tiny_model(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     max_shard_size: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write config, weights and tokenizer; about 0.1 s and 1 MB."""
+    """Write config, weights and tokenizer; about 0.1 s and 1 MB. `overrides` are of the config."""
     transformers_logging.disable_progress_bar()
-    model = _build(family, seed).to(dtype)
+    model = _build(family, seed, overrides or {}).to(dtype)
     model.generation_config.do_sample = False
     shards = {"max_shard_size": max_shard_size} if max_shard_size else {}
     model.save_pretrained(directory, **shards)
@@ -91,9 +93,11 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def _build(family: str, seed: int) -> Any:
+def _build(family: str, seed: int, overrides: Mapping[str, Any]) -> Any:
     class_name, arguments = FAMILIES[family]
-    arguments = {name: value for name, value in arguments.items() if value is not None}
+    arguments = {
+        name: value for name, value in {**arguments, **overrides}.items() if value is not None
+    }
     config = getattr(transformers, class_name)(**json.loads(json.dumps(arguments)))
     has_vision = hasattr(config, "vision_config")
     auto = transformers.AutoModelForImageTextToText if has_vision else None
