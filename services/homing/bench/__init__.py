@@ -2,6 +2,7 @@
 
     serve.py         any OpenAI server, over HTTP: TTFT, ITL, tokens/s, cached tokens
     coordinator.py   the coordinator process alone: CPU a request and an Output
+    agreement.py     log-probabilities of the engine against those of a training model
     route.py         the routing policies, by replaying request traces
 
 `homing bench NAME` calls `homing.bench.NAME:main(argv)`.

@@ -76,10 +76,6 @@ def _here(name: str) -> Run:
     return lambda argv: importlib.import_module(f"homing.cli.{name}").main(argv)
 
 
-def _here(name: str) -> Run:
-    return lambda argv: importlib.import_module(f"homing.cli.{name}").main(argv)
-
-
 def _bench_main(name: str) -> Run:
     return lambda argv: importlib.import_module(f"homing.bench.{name}").main(argv)
 
@@ -104,9 +100,6 @@ COMMANDS: Mapping[str, tuple[str, Run]] = {
     ),
     "engine": ("run one engine rank alone: computes tokens with torch", _service("engine")),
     "frontend": ("run one HTTP frontend alone: the OpenAI API", _service("frontend")),
-    "top": ("show a running fleet: ranks, load, KV use, prefix hits, tokens/s", _here("top")),
-    "drain": ("let an engine rank finish what it has, and leave", _here("drain")),
-    "keygen": ("make the keys of a fleet that other machines can reach", _here("keygen")),
     "top": ("show a running fleet: ranks, load, KV use, prefix hits, tokens/s", _here("top")),
     "drain": ("let an engine rank finish what it has, and leave", _here("drain")),
     "keygen": ("make the keys of a fleet that other machines can reach", _here("keygen")),
