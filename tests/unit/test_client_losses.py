@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from homing.errors import InvalidRequest, NotAllowed, Unavailable
+from homing.errors import InvalidRequest, NotAllowed, RequestLost, Unavailable
 from homing.params import SamplingParams
 from homing.wire import (
     Abort,
@@ -28,6 +28,46 @@ from tests.unit.test_client import STOPPED, joined, output, parts_of, uint32
 
 def fleet_of(sequence: int, *, live_ranks: int) -> Fleet:
     return Fleet(sequence, FleetState.RUNNING, 0, "prefix_affinity", True, live_ranks)
+
+
+async def test_the_suspects_of_a_death_go_on_one_after_the_other():
+    """Who had brought no token is first, the oldest of them: an engine dies of what it begins."""
+    async with joined() as (coordinator, client, peer):
+        for number in range(4):
+            client.submit(uint32(10 + number), SamplingParams())
+            _, submit = await coordinator.next(Submit)
+            assert submit.request_id == number + 1
+        coordinator.send(peer, output(client, Delta(1, 0, uint32(5)), Delta(2, 0, uint32(5))))
+        for request_id in (2, 4, 1, 3):
+            coordinator.send(peer, Lost(request_id, 0, LostReason.RANK_LOST))
+        for request_id in (3, 4, 1):
+            _, again = await coordinator.next(Submit)
+            assert (again.request_id, again.attempt) == (request_id, 1)
+            await asyncio.sleep(0.1)
+            coordinator.hear()
+            assert not coordinator.heard, "the next waits"
+            coordinator.send(peer, output(client, Delta(request_id, 1, uint32(6))))
+        _, again = await coordinator.next(Submit)
+        assert again.request_id == 2
+
+
+async def test_a_suspect_that_dies_again_or_takes_long_does_not_hold_up_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("homing.client.suspects.PROBATION_S", 0.3)
+    async with joined() as (coordinator, client, peer):
+        generations = [client.submit(uint32(9), SamplingParams()) for _ in range(3)]
+        for _ in generations:
+            await coordinator.next(Submit)
+        for request_id in (1, 2, 3):
+            coordinator.send(peer, Lost(request_id, 0, LostReason.RANK_LOST))
+        _, first = await coordinator.next(Submit)
+        coordinator.send(peer, Lost(first.request_id, 1, LostReason.RANK_LOST))
+        with pytest.raises(RequestLost):
+            await parts_of(generations[first.request_id - 1])
+        _, second = await coordinator.next(Submit)
+        _, third = await coordinator.next(Submit)  # though nothing came of the second
+        assert {first.request_id, second.request_id, third.request_id} == {1, 2, 3}
 
 
 async def test_engines_that_leave_on_purpose_are_not_held_against_a_request():

@@ -23,10 +23,11 @@ from msgspec import Struct
 from homing.client.checks import check_request, check_urgency
 from homing.client.fleet import FleetView
 from homing.client.generation import TOKEN_BYTES, Generation
+from homing.client.refusals import MAY_PASS, error_of
 from homing.client.session import Session
+from homing.client.suspects import Suspects
 from homing.errors import (
     HomingError,
-    InvalidRequest,
     Overloaded,
     RequestLost,
     Unavailable,
@@ -58,7 +59,6 @@ log = logging.getLogger(__name__)
 
 DEADLINE_GRACE_S = 2.0
 """How long after a deadline an engine may take to say that it passed."""
-MAY_PASS = (LostReason.NO_RANK, LostReason.OVERLOADED)
 
 
 class Client:
@@ -89,6 +89,7 @@ class Client:
         self._generations: dict[int, Generation] = {}  # request id -> unfinished request
         self._request_ids = count(1)
         self._homeless: dict[int, Generation] = {}  # those that wait for a rank to go on with them
+        self._suspects = Suspects(self._resubmit)
         self._session = Session(
             address,
             on_request_message=self._on_request_message,
@@ -276,25 +277,28 @@ class Client:
             for delta in read_payload(message.deltas, list[Delta]):
                 if generation := self._generations.get(delta.request_id):
                     generation.receive(delta)
+                    if delta.attempt == generation.attempt:
+                        self._suspects.cleared(generation, self._session.now())
 
     def _on_lost(self, generation: Generation, lost: Lost) -> None:
         if generation.abort_asked or lost.reason is LostReason.ABORTED:
             generation.end_aborted()
         elif lost.reason is LostReason.RANK_LOST:
-            generation.engine_deaths += 1
-            deaths = generation.engine_deaths
-            if deaths < self._max_engine_deaths:
-                self._resubmit(generation)
-            else:
+            deaths = generation.engine_deaths = generation.engine_deaths + 1
+            if deaths >= self._max_engine_deaths:
                 generation.fail(RequestLost(f"{deaths} engines died while they worked on it"))
+            else:  # after this burst of losses: all suspects of one death are known then
+                self._suspects.add(generation)
+                self._session.call_soon(lambda: self._suspects.release(self._session.now()))
         elif lost.reason is LostReason.RANK_LEFT:
             self._resubmit(generation)
         elif lost.reason in MAY_PASS and generation.attempt:
             self._wait_for_rank(generation)  # it had one, and another may come
         else:
-            generation.fail(_error_of(lost))
+            generation.fail(error_of(lost))
 
     def _on_rejoined(self) -> None:
+        self._suspects.forget_all()
         for generation in self._generations.values():
             self._wait_for_rank(generation)
         self._on_fleet()
@@ -306,13 +310,13 @@ class Client:
     def _on_fleet(self) -> None:
         """House the homeless when an engine is there; give up on what waited too long."""
         self._end_overdue()
+        self._suspects.release(self._session.now())
         latest = self._session.now() - self._patience_s
         for generation in list(self._homeless.values()):
             if generation.homeless_since and generation.homeless_since < latest:
                 generation.fail(Unavailable("no engine has come to go on with the request"))
         if self._homeless and self.fleet.connected and self.fleet.live_ranks:
-            homeless, self._homeless = self._homeless, {}
-            for generation in homeless.values():
+            for generation in [self._homeless.pop(key) for key in list(self._homeless)]:
                 self._resubmit(generation)
         elif self._session.silence_s > self._patience_s:
             self._fail_all(Unavailable("the coordinator does not answer"))
@@ -328,6 +332,7 @@ class Client:
     def _forget(self, generation: Generation) -> None:
         self._generations.pop(generation.request_id, None)
         self._homeless.pop(generation.request_id, None)
+        self._suspects.cleared(generation, self._session.now())
 
     def _fail_all(self, error: HomingError) -> None:
         for generation in list(self._generations.values()):
@@ -393,13 +398,3 @@ class Client:
 def _external_digest(external_id: str) -> int:
     """63 bits."""
     return int.from_bytes(blake2b(external_id.encode(), digest_size=8).digest()) >> 1
-
-
-def _error_of(lost: Lost) -> HomingError:
-    if lost.reason is LostReason.OVERLOADED:
-        return Overloaded(lost.detail, retry_after_s=lost.retry_after_s)
-    if lost.reason is LostReason.INVALID:
-        return InvalidRequest(lost.detail)
-    return Unavailable(
-        lost.detail or "no engine is serving", retry_after_s=max(1.0, lost.retry_after_s)
-    )

@@ -145,6 +145,10 @@ class Session:
         self._dealer.close(linger_s=1.0)
         self._dealer = None
 
+    def call_soon(self, action: Callable[[], None]) -> None:
+        """After what has come from the coordinator by now."""
+        self._loop.call_soon(action)
+
     def now(self) -> float:
         """The clock of the session's event loop."""
         return self._loop.time()
