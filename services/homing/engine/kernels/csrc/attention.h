@@ -311,7 +311,7 @@ static void locate_split(Split *split, const Attention *a, const Group *g, int i
   const Rows *b = a->rows;
   const int32_t *table = b->block_tables + (size_t)b->request_index[g->row] * b->max_blocks;
   size_t token_bytes = a->shape->num_kv_heads * a->shape->head_dim * weight_bytes(a->dtype);
-  int begin, end, i = 0;
+  int begin, end;
   split_tokens(a->plan, g, b, index, &begin, &end);
   split->group = g;
   split->index = index;
@@ -323,40 +323,77 @@ static void locate_split(Split *split, const Attention *a, const Group *g, int i
     size_t slot = (size_t)table[t / b->block_size] * b->block_size + t % b->block_size;
     for (; t < end && t < block_end; t++) offset[t - split->aligned] = slot++ * token_bytes;
   }
-  for (; i < begin - split->aligned; i++) offset[i] = offset[begin - split->aligned];
-  for (i = split->tokens; i < SPLIT + TILE_TOKENS; i++) offset[i] = offset[split->tokens - 1];
+  for (int i = 0; i < begin - split->aligned; i++) offset[i] = offset[begin - split->aligned];
+  for (int i = split->tokens; i < SPLIT + TILE_TOKENS; i++) offset[i] = offset[split->tokens - 1];
+}
+
+// A thread's way through its units: the split it is in, and the one that follows, if it has any.
+typedef struct {
+  const Attention *a;
+  int end;  // unit after its last
+  Split splits[2];
+  const Split *now, *next;
+} Walk;
+
+static void look_ahead(Walk *w) {
+  const Group *g = w->now->group;
+  int index = w->now->index + 1;
+  w->next = NULL;
+  if (g->unit + (index - g->split) * w->a->shape->num_kv_heads >= w->end) return;
+  if (index == g->split + g->num_splits) index = (++g)->split;
+  Split *unused = &w->splits[w->now == &w->splits[0]];
+  locate_split(unused, w->a, g, index);
+  w->next = unused;
+}
+
+static void start_walk(Walk *w, int thread) {
+  const AttentionPlan *plan = w->a->plan;
+  const Group *g = &plan->groups[plan->thread_group[thread]];
+  int index = g->split + (plan->thread_unit[thread] - g->unit) / w->a->shape->num_kv_heads;
+  locate_split(&w->splits[0], w->a, g, index);
+  w->now = &w->splits[0];
+  look_ahead(w);
+}
+
+static void enter_next_split(Walk *w) {
+  w->now = w->next;
+  look_ahead(w);
+}
+
+// Merge a finished part, if its group is this thread's alone; else count it as stored, and merge
+// the group's parts if it was the last.
+static void settle_part(const Attention *a, const Split *split, int head, Part part, float *stored,
+                        float *scratch) {
+  const AttentionShape *s = a->shape;
+  const Group *g = split->group;
+  if (g->shared < 0) {
+    Part sum = part_at(s, scratch + (head + 1) * part_floats(s));
+    merge_part(sum, part, g->rows * s->group, s->head_dim, split->index == g->split);
+    if (split->index + 1 == g->split + g->num_splits) write_attended(s, g, head, sum, a->out);
+    return;
+  }
+  atomic_int *done = &a->plan->done[g->shared];
+  if (atomic_fetch_add(done, 1) + 1 < g->num_splits * s->num_kv_heads) return;
+  atomic_store(done, 0);  // for the next layer
+  merge_stored(s, g, stored, part_at(s, scratch), a->out);
 }
 
 static void attend(const Attention *a, float *scratch, int thread) {
-  AttentionPlan *plan = a->plan;
   const AttentionShape *s = a->shape;
-  int heads = s->num_kv_heads, end = plan->thread_unit[thread + 1];
+  int heads = s->num_kv_heads;
   size_t floats = part_floats(s), head_bytes = s->head_dim * weight_bytes(a->dtype);
-  const Group *g = plan->groups + plan->thread_group[thread];
-  Split splits[2];
-  Split *now = &splits[0], *next = NULL;
-  for (int i = plan->thread_unit[thread]; i < end; i++) {
-    if (i == g->unit + g->num_splits * heads) g++;
-    int index = g->split + (i - g->unit) / heads, head = (i - g->unit) % heads;
-    if (i == plan->thread_unit[thread]) locate_split(now, a, g, index);
-    else if (head == 0) now = next;
-    if (i == plan->thread_unit[thread] || head == 0) {
-      int first = i - head + heads;  // first unit of the next split
-      const Group *of = first == g->unit + g->num_splits * heads ? g + 1 : g;
-      next = first < end ? &splits[now == &splits[0]] : NULL;
-      if (next) locate_split(next, a, of, of == g ? index + 1 : of->split);
-    }
-    float *stored = plan->parts + (size_t)g->shared * plan->max_splits * heads * floats;
-    Part part = part_at(s, g->shared < 0 ? scratch : stored + (i - g->unit) * floats);
-    Part sum = part_at(s, scratch + (head + 1) * floats);
-    Unit u = {now, head, a->keys + head * head_bytes, a->values + head * head_bytes, now->offset};
-    attend_unit(a, &u, part, scratch + (heads + 1) * floats, next);
-    if (g->shared < 0) {
-      merge_part(sum, part, g->rows * s->group, s->head_dim, index == g->split);
-      if (index + 1 == g->split + g->num_splits) write_attended(s, g, head, sum, a->out);
-    } else if (atomic_fetch_add(&plan->done[g->shared], 1) + 1 == g->num_splits * heads) {
-      atomic_store(&plan->done[g->shared], 0);
-      merge_stored(s, g, stored, part_at(s, scratch), a->out);
-    }
+  int begin = a->plan->thread_unit[thread];
+  Walk w = {.a = a, .end = a->plan->thread_unit[thread + 1]};
+  for (int unit = begin; unit < w.end; unit++) {
+    if (unit == begin) start_walk(&w, thread);
+    else if ((unit - w.now->group->unit) % heads == 0) enter_next_split(&w);
+    const Group *g = w.now->group;
+    int head = (unit - g->unit) % heads;
+    float *stored = a->plan->parts + (size_t)g->shared * a->plan->max_splits * heads * floats;
+    Part part = part_at(s, g->shared < 0 ? scratch : stored + (unit - g->unit) * floats);
+    Unit u = {w.now, head, a->keys + head * head_bytes, a->values + head * head_bytes,
+              w.now->offset};
+    attend_unit(a, &u, part, scratch + (heads + 1) * floats, w.next);
+    settle_part(a, w.now, head, part, stored, scratch);
   }
 }
