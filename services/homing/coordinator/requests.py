@@ -9,9 +9,11 @@ The rank's load is charged at dispatch and given back at the end, whichever it i
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from typing import Any
 
 from typing_extensions import Buffer
 
@@ -24,9 +26,19 @@ from homing.coordinator.records import Client, Engine, Request, RequestState
 from homing.coordinator.router import RankRouter
 from homing.coordinator.totals import Totals
 from homing.prefix import DIGEST_BYTES, num_routing_points
-from homing.wire import Abort, FinishedRequest, FinishReason, Lost, LostReason, Submit
+from homing.wire import (
+    Abort,
+    FinishedRequest,
+    FinishReason,
+    Lost,
+    LostReason,
+    Submit,
+    request_name,
+)
 from homing.wire.codec import NIL
 from homing.wire.messages import clip
+
+log = logging.getLogger(__name__)
 
 TOKEN_BYTES = 4
 RETRY_AFTER_S = 1.0
@@ -83,6 +95,7 @@ class Requests:
         self._history = history
         self._totals = totals
         self._engine_of_slot: dict[Slot, Engine] = {}
+        self._logs_requests = log.isEnabledFor(logging.DEBUG)  # asked once: it is asked often
         self._of_digest: defaultdict[int, set[Request]] = defaultdict(set)  # external digest
         self.block_size: int | None = None
         """Of the fleet's model; None before an engine joined."""
@@ -234,6 +247,8 @@ class Requests:
         self._totals.dispatched += 1
         self._totals.dispatched_to_rank[engine.rank] += 1
         self._outbox.append(Forward(engine.identity, [*frames[:-1], NIL]))
+        if self._logs_requests:
+            log.debug("dispatched", extra=_names(request) | {"rank": engine.rank})
 
     def _refuse(
         self,
@@ -281,6 +296,9 @@ class Requests:
             self._forget_digest(request.external_digest, request)
         num_generated = _sane(end.num_generated_tokens) if end and end.reason in WHOLE else None
         self._router.end(request.decision, num_generated)
+        if self._logs_requests:
+            reason = end.reason.value if end else event.value
+            log.debug("ended", extra=_names(request) | {"reason": reason})
 
     def _forget_digest(self, digest: int, request: Request) -> None:
         same = self._of_digest[digest]
@@ -307,6 +325,11 @@ class Requests:
         for slot, engine in self._engine_of_slot.items():
             assert engine.slot == slot
             assert self._loads.load(slot) == sum(r.decision.load for r in engine.requests)
+
+
+def _names(request: Request) -> dict[str, Any]:
+    name = request_name(request.client.uid, request.request_id)
+    return {"request": name, "attempt": request.attempt}
 
 
 def _sane(num_tokens: int) -> int:

@@ -17,7 +17,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 from enum import Enum
-from typing import assert_never
+from typing import Any, assert_never
 
 import numpy as np
 
@@ -46,6 +46,7 @@ from homing.wire import (
     Submit,
     Welcome,
     pack_payload,
+    request_name,
 )
 from homing.wire.messages import ToEngine
 
@@ -197,6 +198,7 @@ class EngineSession:
             self._engine.abort(Attempt(*name, running))
         self._attempt_of[name] = message.attempt
         key = Attempt(*name, message.attempt)
+        log.debug("took on", extra=_names(key) | {"prompt_tokens": message.num_prompt_tokens})
         try:
             self._engine.add_request(
                 key,
@@ -267,6 +269,7 @@ class EngineSession:
             if output.finish:
                 del self._attempt_of[key.client, key.request_id]
                 finished[key.client].append(finished_of(key, output))
+                log.debug("finished", extra=_names(key) | {"reason": output.finish.reason.value})
         return [output_message(client, deltas[client], finished[client]) for client in deltas]
 
     def _heartbeat(self) -> Heartbeat:
@@ -284,6 +287,10 @@ class EngineSession:
                 dataclasses.asdict(self._engine.counters) | self._engine.queue_time.counters()
             ),
         )
+
+
+def _names(key: Attempt) -> dict[str, Any]:
+    return {"request": request_name(key.client, key.request_id), "attempt": key.attempt}
 
 
 def _prompt(message: Submit) -> np.ndarray:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from hashlib import blake2b
 from itertools import count
 from os import PathLike, fspath
 from pathlib import Path
@@ -22,7 +21,7 @@ from msgspec import Struct
 
 from homing.client.checks import check_request, check_urgency
 from homing.client.fleet import FleetView
-from homing.client.generation import TOKEN_BYTES, Generation
+from homing.client.generation import TOKEN_BYTES, Generation, external_digest
 from homing.client.refusals import MAY_PASS, error_of
 from homing.client.session import Session
 from homing.client.suspects import Suspects
@@ -53,6 +52,7 @@ from homing.wire import (
     WeightsMode,
     WeightSource,
     read_payload,
+    request_name,
 )
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ class Client:
             prompt_tokens,
             params,
             cache_salt=cache_salt,
-            external_digest=None if external_id is None else _external_digest(external_id),
+            external_digest=None if external_id is None else external_digest(external_id),
             num_resumed_tokens=num_resumed_tokens,
             max_new_tokens=max_new_tokens,
             priority=priority,
@@ -178,6 +178,7 @@ class Client:
         )
         self._generations[generation.request_id] = generation
         self._send_submit(generation)
+        log.debug("submitted", extra=self._names(generation) | {"external_id": external_id})
         return generation
 
     # Commands to the whole fleet
@@ -254,7 +255,7 @@ class Client:
         Returns how many there were. Each ends as `Generation.abort` would end it. Raises
         `Unavailable`.
         """
-        digest = None if external_id is None else _external_digest(external_id)
+        digest = None if external_id is None else external_digest(external_id)
         return await self._session.abort_matching(digest, timeout_s)
 
     async def drain(self, rank: int, *, timeout_s: float = 30.0) -> None:
@@ -352,13 +353,15 @@ class Client:
             generation.end_aborted()
             return
         generation.attempt += 1
-        log.info(
-            "submitting request %d again: attempt %d, %d tokens received",
-            generation.request_id,
-            generation.attempt,
-            generation.num_resumed_tokens,
-        )
         self._send_submit(generation)
+        log.info(
+            "submitted again",
+            extra=self._names(generation) | {"received_tokens": generation.num_resumed_tokens},
+        )
+
+    def _names(self, generation: Generation) -> dict[str, Any]:
+        name = request_name(self._session.uid, generation.request_id)
+        return {"request": name, "attempt": generation.attempt}
 
     def _send_submit(self, generation: Generation) -> None:
         tokens = generation.tokens
@@ -393,8 +396,3 @@ class Client:
         self._session.send(Abort(self._session.uid, generation.request_id, generation.attempt))
         if generation.request_id in self._homeless:
             generation.end_aborted()
-
-
-def _external_digest(external_id: str) -> int:
-    """63 bits."""
-    return int.from_bytes(blake2b(external_id.encode(), digest_size=8).digest()) >> 1

@@ -11,6 +11,7 @@ import asyncio
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import msgspec
 
@@ -176,6 +177,11 @@ class Generation:
     def _end(self) -> None:
         self._ended = True
         self._forget(self)
+
+
+def external_digest(external_id: str) -> int:
+    """63 bits of a request's name outside."""
+    return int.from_bytes(blake2b(external_id.encode(), digest_size=8).digest()) >> 1
 
 
 def _error_of(finish: Finish) -> HomingError:

@@ -44,6 +44,7 @@ from homing.wire.messages import (
     StatsReply,
     Submit,
     Welcome,
+    request_name,
 )
 from homing.wire.payloads import (
     Delta,
@@ -110,4 +111,5 @@ __all__ = [
     "pack_payload",
     "parse",
     "read_payload",
+    "request_name",
 ]

@@ -42,6 +42,11 @@ def clip(text: str) -> str:
     return text if len(text) <= 100 else text[:99] + "…"
 
 
+def request_name(client: int, request_id: int) -> str:
+    """What a request is called in the logs of every process."""
+    return f"{client:x}/{request_id}"
+
+
 class Role(StrEnum):
     """What a peer of the coordinator is."""
 
