@@ -14,12 +14,10 @@ from homing.coordinator.config import CoordinatorConfig
 from homing.coordinator.events import Failure, Forward, Instruction, Tick, Unsent, read_event
 from homing.coordinator.recording import Recorder
 from homing.coordinator.state import Coordinator
-from homing.transport import Router, SendResult, read_keys
-from homing.wire import pack
+from homing.transport import MAX_BURST, Router, SendResult, read_keys
+from homing.wire import Heartbeat, pack
 
 log = logging.getLogger(__name__)
-
-_FAILURE = {SendResult.GONE: Failure.GONE, SendResult.FULL: Failure.FULL}
 
 
 class Server:
@@ -28,11 +26,13 @@ class Server:
         keys = read_keys(config.keys, "coordinator") if config.keys else None
         self._router = Router(config.bind, send_queue=config.send_queue, keys=keys)
         self._tick_s = config.heartbeat_s
+        self._gone: dict[bytes, Unsent] = {}  # peer -> that a message did not reach it
         now = time.monotonic()
         self._recorder = Recorder(config.record, config.routing, now=now) if config.record else None
         record = self._recorder.record if self._recorder else None
         incarnation = secrets.randbits(63)
         self._state = Coordinator(config, incarnation=incarnation, now=now, record=record)
+        self._sign_of_life = pack(Heartbeat(incarnation))
         self.address = self._router.address
         log.info("bound", extra={"address": self.address, "policy": config.policy})
 
@@ -41,9 +41,19 @@ class Server:
         receive, handle, perform = self._router.receive, self._state.handle, self._perform
         next_tick = now = time.monotonic()
         while True:
-            for sender, frames in receive(max(0.0, next_tick - now)):
+            gone, self._gone = self._gone, {}
+            num_received = 0
+            for sender, frames in receive(0.0 if gone else max(0.0, next_tick - now)):
+                num_received += 1
                 perform(handle(read_event(sender, frames), time.monotonic()))
             now = time.monotonic()
+            if gone and num_received == MAX_BURST and now < next_tick:
+                self._gone = gone | self._gone
+                continue  # there is more to read
+            for peer, unsent in gone.items():
+                # It may be back: then it says Hello, or has said it.
+                if self._router.send(peer, self._sign_of_life) is not SendResult.SENT:
+                    perform(handle(unsent, now))
             if now >= next_tick:
                 perform(handle(Tick(), now))
                 next_tick = now + self._tick_s
@@ -54,14 +64,17 @@ class Server:
             self._recorder.close()
 
     def _perform(self, instructions: list[Instruction]) -> None:
-        """Send; a peer that cannot be sent to is lost, which may ask for more sends.
+        """Send; a peer that does not read is lost, which may ask for more sends.
 
-        It ends: each failure, but a stranger's, takes a peer away.
+        It ends: each failure, but a stranger's, takes a peer away. One that is not connected is
+        lost after what it sent before, perhaps a Goodbye, has been read.
         """
         for instruction in instructions:
             is_forward = isinstance(instruction, Forward)
             frames = instruction.frames if is_forward else pack(instruction.message)
             result = self._router.send(instruction.peer, frames)
-            if result is not SendResult.SENT:
-                unsent = Unsent(instruction.peer, _FAILURE[result])
+            if result is SendResult.GONE:
+                self._gone[instruction.peer] = Unsent(instruction.peer, Failure.GONE)
+            elif result is SendResult.FULL:
+                unsent = Unsent(instruction.peer, Failure.FULL)
                 instructions += self._state.handle(unsent, time.monotonic())

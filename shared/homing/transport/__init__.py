@@ -6,11 +6,13 @@ whether the message was taken, a receive waits no longer than it is told.
 
 from homing.transport.asyncio_dealer import AsyncDealer
 from homing.transport.dealer import Dealer
+from homing.transport.frames import MAX_BURST
 from homing.transport.identity import peer_identity
 from homing.transport.keys import Keys, read_keys, write_keys
 from homing.transport.router import Router, SendResult
 
 __all__ = [
+    "MAX_BURST",
     "AsyncDealer",
     "Dealer",
     "Keys",
