@@ -16,6 +16,8 @@ from homing.frontend.tokenizing import Prompt
 from homing.params import SamplingParams
 
 SEEDS = 2**64
+MAX_PARTS = 256
+"""That are handed out at once."""
 SHORTEST_S = 1e-3
 """What is left of a time limit that has passed."""
 
@@ -40,7 +42,9 @@ class Generations:
     def __init__(self) -> None:
         self._generations: list[Generation | ThinkingGeneration] = []
         self._pumps: list[asyncio.Task[None]] = []
-        self._parts: asyncio.Queue[tuple[int, Part] | HomingError] = asyncio.Queue()
+        self._items: asyncio.Queue[tuple[int, Part] | HomingError | None] = asyncio.Queue()
+        self._error: HomingError | None = None  # that `next` still has to raise
+        self._ticking: asyncio.TimerHandle | None = None
         owner = asyncio.current_task()
         assert owner is not None
         owner.add_done_callback(lambda _: self._cancel())
@@ -68,28 +72,49 @@ class Generations:
         for index, generation in enumerate(self._generations):
             self._pumps.append(asyncio.create_task(self._pump(index, generation)))
 
-    async def next(self, timeout_s: float | None = None) -> tuple[int, Part] | None:
-        """The next part and the index of its choice; None if none comes in time.
+    def tick(self, every_s: float) -> None:
+        """From now on `next` returns after so long at the latest, and again and again."""
+        if self._ticking is not None:
+            self._ticking.cancel()
+        self._ticking = asyncio.get_running_loop().call_later(every_s, self._on_tick, every_s)
 
-        Raises the error that ended a generation. Do not call again after every choice has finished.
+    async def next(self) -> list[tuple[int, Part]]:
+        """The parts that have come, each with the index of its choice; at least one, or none after
+        a tick.
+
+        A consumer that is slower than the engines gets many at once. Raises the error that ended a
+        generation, behind the parts before it. Do not call after every choice has finished.
         """
-        try:
-            async with asyncio.timeout(timeout_s):
-                item = await self._parts.get()
-        except TimeoutError:
-            return None
-        if isinstance(item, HomingError):
-            raise item
-        return item
+        if self._error is not None:
+            raise self._error
+        item = await self._items.get()
+        parts: list[tuple[int, Part]] = []
+        while True:
+            if isinstance(item, HomingError):
+                if not parts:
+                    raise item
+                self._error = item
+                return parts
+            if item is not None:
+                parts.append(item)
+            if self._items.empty() or len(parts) >= MAX_PARTS:
+                return parts
+            item = self._items.get_nowait()
+
+    def _on_tick(self, every_s: float) -> None:
+        self._items.put_nowait(None)
+        self.tick(every_s)
 
     async def _pump(self, index: int, generation: Generation | ThinkingGeneration) -> None:
         try:
             async for part in generation:
-                self._parts.put_nowait((index, part))
+                self._items.put_nowait((index, part))
         except HomingError as error:
-            self._parts.put_nowait(error)
+            self._items.put_nowait(error)
 
     def _cancel(self) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
         for generation in self._generations:
             generation.cancel()
         for pump in self._pumps:

@@ -28,7 +28,7 @@ from homing.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 15.0
-"""After so long without a chunk a comment is sent, for proxies that close silent connections."""
+"""How often a comment is sent, for proxies that close silent connections."""
 FIRST_PART_S = 5.0
 """How long a streamed answer waits to see whether its request is refused: an error that comes by
 then has its own HTTP status."""
@@ -93,7 +93,9 @@ async def answer(job: Job, reply: Reply, call: Call) -> Response:
     choices = Choices(job, call.tokenizer, call.stopwatch)
     if not job.request.stream:
         return json_response(await _whole(generations, choices, reply))
-    first = await generations.next(FIRST_PART_S)
+    generations.tick(FIRST_PART_S)
+    first = await generations.next()
+    generations.tick(KEEP_ALIVE_S)
     events = _events(job, generations, choices, reply, first)
     response = Response(events, mimetype="text/event-stream", headers=_SSE_HEADERS)
     response.timeout = None  # an answer may take as long as it takes
@@ -169,11 +171,9 @@ def _echo(prompt: Prompt, tokenizer: Tokenizer) -> str:
 async def _whole(generations: Generations, choices: Choices, reply: Reply) -> Struct | list[Struct]:
     pieces: list[list[Piece]] = [[] for _ in range(len(choices))]
     while choices.num_unfinished:
-        item = await generations.next()
-        assert item is not None
-        index, part = item
-        if piece := choices.push(index, part):
-            pieces[index].append(piece)
+        for index, part in await generations.next():
+            if piece := choices.push(index, part):
+                pieces[index].append(piece)
     return reply.whole([join(of_choice) for of_choice in pieces], choices.usage)
 
 
@@ -182,23 +182,23 @@ async def _events(
     generations: Generations,
     choices: Choices,
     reply: Reply,
-    first: tuple[int, Part] | None,
+    parts: Sequence[tuple[int, Part]],
 ) -> AsyncIterator[bytes]:
     """The body of a streamed answer. What goes wrong now can only be told as an event."""
     try:
-        for chunk in reply.opening():
-            yield _event(chunk)
-        item = first
+        if opening := reply.opening():
+            yield b"".join(map(_event, opening))
         while True:
-            if item is None:
-                yield _KEEP_ALIVE
-            elif piece := choices.push(*item):
-                usage = choices.usage if job.request.wants_usage_on_chunks else UNSET
-                for chunk in reply.chunks(item[0], piece, usage):
-                    yield _event(chunk)
+            events: list[bytes] = []
+            for index, part in parts:
+                if piece := choices.push(index, part):
+                    usage = choices.usage if job.request.wants_usage_on_chunks else UNSET
+                    events += map(_event, reply.chunks(index, piece, usage))
+            if events or not parts:
+                yield b"".join(events) or _KEEP_ALIVE
             if not choices.num_unfinished:
                 break
-            item = await generations.next(KEEP_ALIVE_S)
+            parts = await generations.next()
         if job.request.wants_usage_chunk and (last := reply.usage_chunk(choices.usage)):
             yield _event(last)
         yield _DONE

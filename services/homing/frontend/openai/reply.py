@@ -68,10 +68,13 @@ def token_weight_versions(request: GenerationRequest, piece: Piece) -> TokenIds:
 
 def stamp(reply: Versions, pieces: Iterable[Piece]) -> None:
     """Note on a reply or chunk which weights its pieces come from."""
-    stamped = [piece for piece in pieces if piece.oldest_epoch is not None]
-    if not stamped:
-        return
-    reply.weight_version = max(piece.newest_epoch for piece in stamped)
-    oldest = min(piece.oldest_epoch or 0 for piece in stamped)
-    if oldest != reply.weight_version:
-        reply.oldest_weight_version = oldest
+    oldest: int | None = None
+    newest = 0
+    for piece in pieces:
+        if piece.oldest_epoch is not None:
+            oldest = piece.oldest_epoch if oldest is None else min(oldest, piece.oldest_epoch)
+            newest = max(newest, piece.newest_epoch)
+    if oldest is not None:
+        reply.weight_version = newest
+        if oldest != newest:
+            reply.oldest_weight_version = oldest
