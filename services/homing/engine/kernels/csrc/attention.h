@@ -81,17 +81,6 @@ INLINE void prefetch_more(Prefetch *p) {
 
 // ---- one part: some query vectors of one kv head against the tokens of one split
 
-// Sums of the lanes of each of four vectors, always by the same tree.
-INLINE void sum_lanes_of_4(const vf *v, float *out) {
-#if LANES == 8
-  __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps((__m256)v[0], (__m256)v[1]),
-                                _mm256_hadd_ps((__m256)v[2], (__m256)v[3]));
-  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
-#else
-  for (int i = 0; i < 4; i++) out[i] = sum_lanes(v[i]);
-#endif
-}
-
 // scores[q][t] = queries[q] . keys[t] for TILE_TOKENS tokens and `count` queries.
 INLINE void score_tile(const int count, const enum dtype dtype, const float *const *queries,
                        const char *keys, const size_t *offset, int head_dim, float *scores) {
@@ -289,6 +278,12 @@ static void write_attended(const AttentionShape *s, const Group *g, int head, Pa
   }
 }
 
+// Where the parts of a shared group are, by unit; NULL for a group of one thread.
+static float *stored_parts(const Attention *a, const Group *g) {
+  size_t parts = (size_t)a->plan->max_splits * a->shape->num_kv_heads;
+  return g->shared < 0 ? NULL : a->plan->parts + g->shared * parts * part_floats(a->shape);
+}
+
 static void merge_stored(const AttentionShape *s, const Group *g, float *parts, Part sum,
                          float *out) {
   for (int head = 0; head < s->num_kv_heads; head++) {
@@ -366,7 +361,7 @@ static void settle_part(const Attention *a, const Split *split, int head, Part p
                         float *scratch) {
   const AttentionShape *s = a->shape;
   const Group *g = split->group;
-  if (g->shared < 0) {
+  if (!stored) {
     Part sum = part_at(s, scratch + (head + 1) * part_floats(s));
     merge_part(sum, part, g->rows * s->group, s->head_dim, split->index == g->split);
     if (split->index + 1 == g->split + g->num_splits) write_attended(s, g, head, sum, a->out);
@@ -389,8 +384,8 @@ static void attend(const Attention *a, float *scratch, int thread) {
     else if ((unit - w.now->group->unit) % heads == 0) enter_next_split(&w);
     const Group *g = w.now->group;
     int head = (unit - g->unit) % heads;
-    float *stored = a->plan->parts + (size_t)g->shared * a->plan->max_splits * heads * floats;
-    Part part = part_at(s, g->shared < 0 ? scratch : stored + (unit - g->unit) * floats);
+    float *stored = stored_parts(a, g);
+    Part part = part_at(s, stored ? stored + (unit - g->unit) * floats : scratch);
     Unit u = {w.now, head, a->keys + head * head_bytes, a->values + head * head_bytes,
               w.now->offset};
     attend_unit(a, &u, part, scratch + (heads + 1) * floats, w.next);

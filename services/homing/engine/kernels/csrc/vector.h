@@ -96,6 +96,16 @@ INLINE float sum_lanes(vf v) {
     for (int i = 0; i < width; i++) lane[i] += lane[i + width];
   return lane[0];
 }
+// Sums of the lanes of each of four vectors, always by the same tree.
+INLINE void sum_lanes_of_4(const vf *v, float *out) {
+#if LANES == 8
+  __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps((__m256)v[0], (__m256)v[1]),
+                                _mm256_hadd_ps((__m256)v[2], (__m256)v[3]));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
+#else
+  for (int i = 0; i < 4; i++) out[i] = sum_lanes(v[i]);
+#endif
+}
 INLINE float max_lanes(vf v) {
   float best = v[0];
   for (int i = 1; i < LANES; i++) best = v[i] > best ? v[i] : best;
