@@ -10,6 +10,7 @@ import ctypes
 import logging
 import mmap
 import tempfile
+import weakref
 from collections.abc import Iterable
 
 import torch
@@ -48,6 +49,7 @@ class Spill:
     def __init__(self) -> None:
         """In the directory for temporary files (`TMPDIR`), which should be on a disk."""
         self._file = tempfile.TemporaryFile(prefix="homing-")  # noqa: SIM115 - closed by `close`
+        self.close = weakref.finalize(self, self._file.close)
 
     def write(self, tensor: Tensor) -> None:
         """Raises OSError when there is no room."""
@@ -69,9 +71,6 @@ class Spill:
         num_read = self._file.readinto(view)  # type: ignore[attr-defined]  # it is buffered
         if num_read != len(view):
             raise OSError(f"a file of offloaded memory ends {len(view) - num_read} bytes early")
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def _bytes(tensor: Tensor) -> memoryview:
