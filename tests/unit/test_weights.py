@@ -14,6 +14,7 @@ from homing.engine.models.llama import TorchDecoder
 from homing.engine.weights import ModelFiles, default_cache_dir, load_model, resolve_model
 from homing.errors import ConfigError
 from tests.support.backends import CACHE_DIR, demo_files
+from tests.support.tiny_gguf import make_tiny_gguf
 from tests.support.tiny_models import make_tiny_model
 
 
@@ -139,8 +140,6 @@ def test_fp16_runs_in_torch_and_bf16_in_c(checkpoint: Path) -> None:
 
 
 def test_a_gguf_file_is_converted_once_by_whoever_comes_first(tmp_path: Path) -> None:
-    from tests.support.tiny_gguf import make_tiny_gguf
-
     gguf_file = make_tiny_gguf("llama", tmp_path / "tiny.Q8_0.gguf")
     lines: list[str] = []
 
@@ -156,8 +155,6 @@ def test_a_gguf_file_is_converted_once_by_whoever_comes_first(tmp_path: Path) ->
 
 
 def test_a_conversion_that_died_is_cleaned_up_and_done_again(tmp_path: Path) -> None:
-    from tests.support.tiny_gguf import make_tiny_gguf
-
     gguf_file = make_tiny_gguf("llama", tmp_path / "tiny.gguf")
     files = resolve_model(str(gguf_file), cache_dir=tmp_path / "cache", on_progress=quiet)
     half_done = files.directory.with_name(f"{files.directory.name}.partial-abc")
@@ -167,6 +164,13 @@ def test_a_conversion_that_died_is_cleaned_up_and_done_again(tmp_path: Path) -> 
     assert (files.directory / "model.safetensors").exists()
     assert not half_done.exists()
     shutil.rmtree(tmp_path / "cache")
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    gguf_file = make_tiny_gguf("llama", tmp_path / "tiny.gguf")
+    (tmp_path / "cache").write_text("a file where the directory should be")
+    with pytest.raises(ConfigError, match=r"cannot convert tiny\.gguf into .*/cache"):
+        resolve_model(str(gguf_file), cache_dir=tmp_path / "cache", on_progress=quiet)
 
 
 def test_the_cache_is_where_the_environment_says() -> None:

@@ -69,9 +69,12 @@ def convert(gguf_file: Path, directory: Path, on_progress: Callable[[str], None]
         raise ConfigError(f"{gguf_file} is not a GGUF file: {error}") from None
     metadata = {name: field.contents() for name, field in reader.fields.items()}
     tensor_names = {tensor.name for tensor in reader.tensors}
-    config = _config(gguf_file, metadata, tensor_names)
-    _write_json(directory / "config.json", config)
-    _write_tokenizer(gguf_file, metadata, directory)
+    try:
+        config = _config(gguf_file, metadata, tensor_names)
+        _write_json(directory / "config.json", config)
+        _write_tokenizer(gguf_file, metadata, directory)
+    except KeyError as error:
+        raise ConfigError(f"{gguf_file} has no metadata {error}") from None
     _write_weights(reader, config, directory, on_progress)
 
 

@@ -143,4 +143,7 @@ def _converted(gguf_file: Path, cache_dir: Path, on_progress: Callable[[str], No
         on_progress(f"converting {gguf_file.name} (once, into {cache_dir})")
         convert_gguf(gguf_file, directory, on_progress)
 
-    return ModelFiles(name=name, directory=build_once(cache_dir / "models" / key, convert))
+    try:
+        return ModelFiles(name=name, directory=build_once(cache_dir / "models" / key, convert))
+    except OSError as error:
+        raise ConfigError(f"cannot convert {gguf_file.name} into {cache_dir}: {error}") from None
