@@ -38,6 +38,7 @@ PASSED_ON_TO_FRONTENDS = [
     "allowed_origins",
     "certfile",
     "keyfile",
+    "keys",
 ]
 EVERYTHING = LaunchConfig(
     model="/models/some model",
@@ -53,6 +54,8 @@ EVERYTHING = LaunchConfig(
     allowed_origins=("https://a", "https://b"),
     certfile="/certificate",
     keyfile="/key",
+    coordinator_bind=ADDRESS,
+    keys=Path("/fleet keys"),
     dtype="fp32",
     max_model_len=512,
     kv_cache_gb=0.5,
@@ -87,6 +90,7 @@ def test_the_coordinator_is_told_how_to_route() -> None:
     assert tyro.cli(CoordinatorConfig, args=flags(command, "homing.coordinator")) == (
         CoordinatorConfig(
             bind=ADDRESS,
+            keys=Path("/fleet keys"),
             policy="round_robin",
             alpha=0.25,
             routing_load="tokens",
@@ -105,6 +109,7 @@ def test_each_engine_is_told_its_rank_and_the_rest_alike() -> None:
         assert tyro.cli(EngineConfig, args=flags(command, "homing.engine")) == EngineConfig(
             model="/models/some model",
             coordinator=ADDRESS,
+            keys=Path("/fleet keys"),
             rank=rank,
             dtype="fp32",
             max_model_len=512,

@@ -28,6 +28,7 @@ def coordinator_command(config: LaunchConfig, address: str, lifeline_fd: int) ->
     """The process that binds `address`."""
     coordinator = CoordinatorConfig(
         bind=address,
+        keys=config.keys,
         policy=config.routing_policy,
         alpha=config.routing_alpha,
         routing_load=config.routing_load,
@@ -49,6 +50,7 @@ def engine_commands(config: LaunchConfig, address: str, lifeline_fd: int) -> lis
     first = EngineConfig(
         model=config.model,
         coordinator=address,
+        keys=config.keys,
         rank=0,
         dtype=config.dtype,
         max_model_len=config.max_model_len,
@@ -80,6 +82,7 @@ def frontend_commands(
     """One process a listening socket."""
     first = FrontendConfig(
         coordinator=address,
+        keys=config.keys,
         tokenizer=config.tokenizer,
         chat_template=config.chat_template,
         tool_call_parser=config.tool_call_parser,

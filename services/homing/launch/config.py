@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
@@ -25,6 +26,12 @@ class LaunchConfig:
 
     port: int = 5000
     """TCP port to serve HTTP on. 0 picks a free one, which the ready line names."""
+
+    coordinator_bind: Annotated[str | None, arg(metavar="ADDRESS")] = None
+    """Address like tcp://0.0.0.0:7000, for engines and clients elsewhere. Without it: none."""
+
+    keys: Annotated[Path | None, arg(metavar="DIR")] = None
+    """Keys of `homing keygen`. An address that other machines reach needs them."""
 
     data_parallel_size: int = 1
     """Engine ranks. Each holds the whole model and a KV cache of its own."""

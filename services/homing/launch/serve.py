@@ -37,7 +37,7 @@ def serve(config: LaunchConfig) -> int:
         listeners = open_listeners(config.host, config.port, config.frontend_replicas)
         for listener in listeners:
             stack.enter_context(listener)
-        address = stack.enter_context(private_address())
+        address = config.coordinator_bind or stack.enter_context(private_address())
         lifeline_fd = stack.enter_context(lifeline())
         family = Family(
             stop_order=[
