@@ -101,7 +101,7 @@ def test_a_rolling_restart_of_all_ranks_under_load_loses_nothing(tmp_path: Path)
     expected = greedy_answers(model, prompts, NUM_TOKENS)
     with ProcessFleet(tmp_path, model, 2) as fleet:
         fleet.until(lambda: stats_of(fleet).get("live_ranks") == 2)
-        files = plan_clients(tmp_path, fleet.address, prompts, 120, 12.0)
+        files = plan_clients(tmp_path, fleet.address, prompts, 60, 6.0)
         for number, (plan, results) in enumerate(files):
             argv = [sys.executable, "-m", "tests.support.chaos_client", str(plan), str(results)]
             fleet.clients.append(Process(f"client-{number}", argv))
@@ -111,7 +111,7 @@ def test_a_rolling_restart_of_all_ranks_under_load_loses_nothing(tmp_path: Path)
             fleet.until(lambda: bool(engine.codes))  # noqa: B023 - called in this turn
             fleet.until(lambda: stats_of(fleet).get("live_ranks") == 2)
         fleet.until(lambda: all(not client.keep for client in fleet.clients), 240)
-        check_results(files, 120, expected)
+        check_results(files, 60, expected)
         assert [engine.codes for engine in fleet.engines] == [[0], [0]]
         stats = stats_of(fleet)
         assert (stats["lost_ranks"], stats["requests"]) == (0, 0)

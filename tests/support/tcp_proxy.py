@@ -39,7 +39,7 @@ class TcpProxy:
         """Reset every connection, with what is on its way."""
         with self._lock:
             for end in list(self._other):
-                self._drop(end)
+                self._drop(end, reset=True)
 
     def __enter__(self) -> Self:
         return self
@@ -87,11 +87,13 @@ class TcpProxy:
         for end in (near, far):
             self._selector.register(end, selectors.EVENT_READ)
 
-    def _drop(self, end: socket.socket) -> None:
+    def _drop(self, end: socket.socket, *, reset: bool = False) -> None:
+        """Close a connection's two ends; a reset takes what is on its way with it."""
         if end not in self._other:
             return
         for each in (end, self._other[end]):
             del self._other[each]
             self._selector.unregister(each)
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if reset:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             each.close()
