@@ -20,7 +20,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY := .venv/.ready
 
-.PHONY: help setup serve test check bench clean
+.PHONY: help setup serve test clients check bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -44,6 +44,10 @@ serve: $(READY)  ## serve the demo model through two engine ranks
 
 test: $(READY)  ## run the whole test suite
 	@$(BIN)/python -m pytest $(ARGS)
+
+clients: $(READY)  ## install other people's clients, and test with them
+	@$(PIP) langchain-openai instructor
+	@$(BIN)/python -m pytest tests/clients $(ARGS)
 
 check: $(READY)  ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

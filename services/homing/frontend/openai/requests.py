@@ -144,6 +144,10 @@ _NOT_HONOURED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "mm_processor_kwargs": ({},),
     "kv_transfer_params": (),
+    "stop_regex": ([], ""),
+    "lora_path": (),
+    "custom_logit_processor": (),
+    "token_ids_logprob": ([],),
 }
 _NOT_IN_COMPLETIONS = {
     **_NOT_HONOURED,
