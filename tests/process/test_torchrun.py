@@ -75,7 +75,11 @@ def read_url(stdout: IO[str] | None, log: Path) -> str:
 def test_two_nodes_serve_http_by_the_first_and_end_together(
     model: Path, tmp_path: Path, port: int
 ) -> None:
+    """With keys, as two machines need them."""
+    keys = tmp_path / "keys"
+    subprocess.run([sys.executable, "-m", "homing.cli", "keygen", str(keys)], check=True)
     serve = ["--nproc-per-node", "1", "-m", "homing.launch", str(model), "--port", "0", *SMALL]
+    serve += ["--keys", str(keys)]
     logs = [tmp_path / f"node{number}.log" for number in range(2)]
     with (
         node(logs[0], *serve, number=0, num_nodes=2, port=port) as first,

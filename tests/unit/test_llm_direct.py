@@ -16,7 +16,7 @@ from homing.llm import LLM, AsyncLLM, Engine, EngineConfig, SamplingParams, Serv
 from homing.params import Choice, Regex
 from tests.support.reference import greedy_tokens, reference_model
 from tests.support.tiny_llm import PROMPTS, SMALL, greedy
-from tests.support.tiny_models import _build, make_tiny_model, tiny_tokenizer
+from tests.support.tiny_models import make_tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -292,9 +292,10 @@ def test_what_is_no_model_is_refused(
         Engine(given, tokenizer, SMALL)
 
 
-def test_a_built_model_that_cannot_run_is_refused(model: Path) -> None:
+def test_a_built_model_that_cannot_run_is_refused(model: Path, tmp_path: Path) -> None:
+    unsupported = reference_model(make_tiny_model("gemma2", tmp_path))
     with pytest.raises(ConfigError, match="architecture Gemma2ForCausalLM is not supported"):
-        Engine(_build("gemma2", 0), tiny_tokenizer(), SMALL)
+        Engine(unsupported, tiny_tokenizer(), SMALL)
     with pytest.raises(ConfigError, match="comes without a tokenizer"):
         Engine(reference_model(model), config=SMALL)
     with pytest.raises(ValueError, match="tokenizer is of type int"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from homing.coordinator.config import CoordinatorConfig
@@ -60,6 +61,10 @@ class EngineConfig:
     prefix_ttl_s: float = CoordinatorConfig.prefix_ttl_s
     """Seconds after which the coordinator forgets a prefix that no request has repeated."""
 
+    keys: str | Path | None = None
+    """Directory with the keys of `homing keygen`, the same for every rank: by them the ranks of a
+    torchrun job on several machines know each other. None: all ranks are on one machine."""
+
     start_timeout_s: float = 900.0
     """Seconds to wait until every engine serves. The first start on a GGUF file converts it."""
 
@@ -92,6 +97,7 @@ class EngineConfig:
             routing_policy=self.routing_policy,
             routing_alpha=self.routing_alpha,
             prefix_ttl_s=self.prefix_ttl_s,
+            keys=None if self.keys is None else Path(self.keys),
             start_timeout_s=self.start_timeout_s,
         )
 

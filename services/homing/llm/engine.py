@@ -165,7 +165,10 @@ class Engine:
         answer = Answer(request_id, index, prompt, sampling, self._codec)
         with self._lock:
             self._core.add_request(
-                request_id, np.array(prompt.token_ids, dtype=np.int32), for_engine
+                request_id,
+                np.array(prompt.token_ids, dtype=np.int32),
+                for_engine,
+                priority=sampling.priority,
             )
             self._running[request_id] = _Running(answer, on_delta)
         return request_id

@@ -95,7 +95,7 @@ class Fleet:
         if job.is_primary:
             self._resources.callback(rendezvous.publish_end)
         self._address = await asyncio.to_thread(
-            self._resources.enter_context, coordinator_address(rendezvous, job)
+            self._resources.enter_context, coordinator_address(self._config, rendezvous, job)
         )
         family, keeper = self._keep(
             rank_commands(self._config, job, self._address, self._lifeline_fd)
@@ -112,7 +112,7 @@ class Fleet:
         timeout_s = self._config.start_timeout_s
         num_engines = self._config.data_parallel_size
         max_unfinished = MAX_UNFINISHED_PER_ENGINE * num_engines
-        self._client = Client(self._address, max_inflight=max_unfinished)
+        self._client = Client(self._address, max_inflight=max_unfinished, keys=self._config.keys)
         await self._client.start(timeout_s)
         await self._client.wait_for_ranks(num_engines, timeout_s)
         card = await self._client.wait_for_model(timeout_s)

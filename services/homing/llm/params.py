@@ -28,6 +28,8 @@ class SamplingParams(params.SamplingParams, frozen=True, kw_only=True):
     """Have the prompt's token ids in the result."""
     detokenize_generations: bool = True
     """Have the answer's text in the result, not its token ids alone."""
+    priority: int = 0
+    """Lower is sooner: an engine lets such requests run in place of others."""
     streaming_interval: int = 1
     """Tokens of an answer that a delta of `stream` stands for at least, the last one aside."""
 

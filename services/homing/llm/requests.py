@@ -115,7 +115,7 @@ class Requests:
     ) -> Delta:
         """Submit, and hand on what comes but for the last delta, which is returned."""
         tokens = array("I", item.prompt.token_ids).tobytes()
-        generation = self._client.submit(tokens, item.for_engine)
+        generation = self._client.submit(tokens, item.for_engine, priority=item.sampling.priority)
         self._running[request_id] = generation
         async for part in generation:
             delta = answer.push(part)

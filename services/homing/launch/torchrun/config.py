@@ -22,6 +22,8 @@ class JobRank:
     world_size: int
     local_rank: int
     local_world_size: int
+    primary_host: str
+    """Where the others reach the machine of global rank 0."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str] = os.environ) -> JobRank | None:
@@ -34,6 +36,7 @@ class JobRank:
                 world_size=int(environ["WORLD_SIZE"]),
                 local_rank=int(environ.get("LOCAL_RANK", "0")),
                 local_world_size=int(environ.get("LOCAL_WORLD_SIZE", "1")),
+                primary_host=environ.get("MASTER_ADDR", "localhost"),
             )
         except ValueError as error:
             raise ConfigError(f"torchrun's environment variables: {error}") from None

@@ -39,25 +39,21 @@ class Rendezvous:
             raise Unavailable(f"the job's store does not answer: {error}") from None
         self._store = PrefixStore(f"homing/{next(self._numbers)}", store)
 
-    def publish_address(self, address: str) -> None:
+    def publish_address(self, address: str, *, for_this_machine: bool) -> None:
         """By the primary rank: where the coordinator is."""
-        self._store.set("address", f"{socket.gethostname()} {address}")
+        self._store.set("address", f"{socket.gethostname() if for_this_machine else '*'} {address}")
 
     def address(self) -> str:
-        """Wait for the coordinator's address.
-
-        Raises ConfigError if it is on another machine: peers are not authenticated yet, so a
-        coordinator can be reached from its own machine alone.
-        """
+        """Wait for the coordinator's address. Raises ConfigError if it is for another machine."""
         try:
             self._store.wait(["address"], self._timeout)
         except RuntimeError as error:
             raise Unavailable(f"rank 0 did not say where the coordinator is: {error}") from None
         host, address = self._store.get("address").decode().split(" ", 1)
-        if host != socket.gethostname():
+        if host not in ("*", socket.gethostname()):
             raise ConfigError(
-                f"rank 0 is on {host}, this rank on {socket.gethostname()}: peers are not "
-                "authenticated, so all ranks must be on one machine"
+                f"rank 0 is on {host}, this rank on {socket.gethostname()}: several machines need "
+                "--keys, by which they know each other"
             )
         return address
 

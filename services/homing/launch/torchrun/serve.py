@@ -31,7 +31,7 @@ def serve_rank(torchrun: TorchrunConfig, job: JobRank) -> int:
         rendezvous = Rendezvous(job, config.start_timeout_s)
         if job.is_primary:
             stack.callback(rendezvous.publish_end)
-        address = stack.enter_context(coordinator_address(rendezvous, job))
+        address = stack.enter_context(coordinator_address(config, rendezvous, job))
         lifeline_fd = stack.enter_context(lifeline())
         family = Family(
             stop_order=[
@@ -53,8 +53,11 @@ def serve_rank(torchrun: TorchrunConfig, job: JobRank) -> int:
 
 
 @contextlib.contextmanager
-def coordinator_address(rendezvous: Rendezvous, job: JobRank) -> Iterator[str]:
-    """The address that all ranks use. The primary chooses it."""
+def coordinator_address(
+    config: LaunchConfig, rendezvous: Rendezvous, job: JobRank
+) -> Iterator[str]:
+    """The address at which this rank reaches the coordinator. The primary chooses it: with keys,
+    one for all machines."""
     if not job.is_primary:
         yield rendezvous.address()
         return
@@ -62,9 +65,10 @@ def coordinator_address(rendezvous: Rendezvous, job: JobRank) -> Iterator[str]:
     # it again and again.
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{reserved.getsockname()[1]}"
-        rendezvous.publish_address(address)
+        reserved.bind(("", 0))
+        port = _port(config.coordinator_bind or "") or reserved.getsockname()[1]
+        address = f"tcp://{job.primary_host if config.keys else '127.0.0.1'}:{port}"
+        rendezvous.publish_address(address, for_this_machine=not config.keys)
         yield address
 
 
@@ -73,8 +77,18 @@ def rank_commands(
 ) -> Sequence[Sequence[Command]]:
     """This rank's engine and, on the primary, the coordinator; in the order in which they stop."""
     engine = engine_commands(config, address, lifeline_fd)[job.rank]
-    coordinator = [coordinator_command(config, address, lifeline_fd)] if job.is_primary else []
-    return [[engine], coordinator]
+    if not job.is_primary:
+        return [[engine]]
+    bind = config.coordinator_bind or f"tcp://{'0.0.0.0' if config.keys else '127.0.0.1'}"
+    if not _port(bind):
+        bind = f"{bind.removesuffix(':0')}:{_port(address)}"
+    return [[engine], [coordinator_command(config, bind, lifeline_fd)]]
+
+
+def _port(address: str) -> int:
+    """Of tcp://HOST:PORT; 0 where it names none."""
+    port = address.rpartition(":")[2]
+    return int(port) if port.isdecimal() else 0
 
 
 async def follow(rendezvous: Rendezvous, family: Family) -> None:
