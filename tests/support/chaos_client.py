@@ -38,13 +38,14 @@ async def main(plan: dict[str, Any], results: Path) -> None:
     with results.open("a") as file:
         file.write("\n")  # ends the line of a killed one
         left = [each for each in plan["requests"] if each[0] not in done]
-        await asyncio.gather(*(_serve(client, plan, *each, file) for each in left))
+        await asyncio.gather(*(_serve(client, plan, each, file) for each in left))
     await client.close()
 
 
 async def _serve(
-    client: Client, plan: dict[str, Any], number: int, prompt: int, at_s: float, file: Any
+    client: Client, plan: dict[str, Any], request: tuple[int, int, float], file: Any
 ) -> None:
+    number, prompt, at_s = request
     await asyncio.sleep(max(0.0, plan["start"] + at_s - time.time()))
     tokens = array("I", plan["prompts"][prompt]).tobytes()
     params = SamplingParams(

@@ -75,7 +75,7 @@ class Admission:
         before = whole if engine.max_requests is None else engine.max_requests
         if limit == before:
             return
-        if whole in (limit, before):
+        if whole in (limit, before) and min(limit, before) <= 1:  # not each wink of a slow one
             circuit = self._health.circuit(engine.rank).value
             extra = {"peer": str(engine), "max_requests": limit, "circuit": circuit}
             log.info("takes less" if limit < whole else "takes its full load", extra=extra)
