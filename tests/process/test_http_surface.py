@@ -15,6 +15,7 @@ import httpx
 import jsonschema
 import pytest
 
+from homing.engine.weights import resolve_model
 from tests.support.serving import Serving, serving, wait_until
 
 pytestmark = pytest.mark.timeout(600)
@@ -156,6 +157,29 @@ def test_a_prefix_cache_that_was_reset_is_empty(server: Serving) -> None:
     assert post(server, "/reset_prefix_cache/")["dropped_blocks"] > 0
     cached = post(server, "/v1/completions", body)["usage"]["prompt_tokens_details"]
     assert cached["cached_tokens"] == 0
+
+
+def test_new_weights_serve_under_a_new_version_and_old_prefixes_are_gone(server: Serving) -> None:
+    body = {"prompt": "word " * 64, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    post(server, "/v1/completions", body)
+    before = post(server, "/v1/completions", body)
+    assert before["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    directory = str(resolve_model(None).directory)
+    version = post(server, "/update_weights", {"path": directory})["weight_version"]
+    assert version == before["weight_version"] + 1
+    after = post(server, "/v1/completions", body)
+    assert after["weight_version"] == version
+    assert after["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert after["choices"][0]["text"] == before["choices"][0]["text"]  # they are the same weights
+
+
+def test_a_fleet_sleeps_and_wakes(server: Serving) -> None:
+    body = {"prompt": "Once upon", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    before = post(server, "/v1/completions", body)["choices"][0]["text"]
+    assert post(server, "/sleep?level=1")["status"] == "suspended"
+    assert post(server, "/sleep?level=1")["status"] == "suspended"
+    assert post(server, "/wake_up")["status"] == "running"
+    assert post(server, "/v1/completions", body)["choices"][0]["text"] == before
 
 
 def test_a_fleet_with_keys_starts_and_asks_for_them(tmp_path: Path) -> None:
