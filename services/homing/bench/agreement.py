@@ -43,7 +43,7 @@ class AgreementBenchConfig:
     model: str | None = None
     """A Hugging Face directory or a .gguf file. Default: the demo model."""
     dtypes: tuple[str, ...] = ("fp32", "bf16")
-    """The engine's; transformers computes in the same."""
+    """Of the weights in both, and of the engine's KV cache. Arithmetic on CPUs is fp32."""
     num_tokens: int = 5000
     """Tokens to sample, at least."""
     tokens_per_sample: int = 64
@@ -105,12 +105,15 @@ def _measure(config: AgreementBenchConfig, files: ModelFiles, dtype: str) -> dic
     counters = engine.counters
     engine.close()
     _say(f"{dtype}: transformers reads what it sampled")
-    reference = _reference_log_probs(files, DTYPES[dtype], samples)
+    size = config.samples_per_prompt
+    groups = [samples[start : start + size] for start in range(0, len(samples), size)]
+    reference = _reference_log_probs(files, DTYPES[dtype], groups)
     ours = np.concatenate([np.array(sample.log_probs) for sample in samples])
     differences = reference - ours
     largest = float(np.abs(differences).max())
     disturbed = min(counters.cached_tokens, counters.preemptions) > 0
     limit = config.max_difference or 1e-4
+    _say(f"{dtype}: largest difference {largest:.3g} of {len(ours)} tokens")
     return {
         "dtype": dtype,
         "tokens": len(ours),
@@ -180,18 +183,20 @@ def _sample(config: AgreementBenchConfig, engine: Engine, prompts: list[list[int
 
 @torch.inference_mode()
 def _reference_log_probs(
-    files: ModelFiles, dtype: torch.dtype, samples: list[Sample]
+    files: ModelFiles, dtype: torch.dtype, groups: list[list[Sample]]
 ) -> np.ndarray:
-    """Of all sampled tokens, in order."""
+    """Of all sampled tokens, in order. A group's samples have one prompt, and so one length."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(files.directory, dtype=dtype).eval()
+    # Rounded to `dtype`, then computed in fp32: bf16 arithmetic takes hours where it is emulated.
+    model = AutoModelForCausalLM.from_pretrained(files.directory, dtype=dtype).float().eval()
     found: list[np.ndarray] = []
-    for sample in samples:
-        tokens = torch.tensor([*sample.prompt, *sample.token_ids])
-        logits = model(tokens[None]).logits[0, len(sample.prompt) - 1 : -1].float()
-        chosen = torch.log_softmax(logits, -1).gather(-1, tokens[len(sample.prompt) :, None])
-        found.append(chosen[:, 0].double().numpy())
+    for group in groups:
+        tokens = torch.tensor([[*sample.prompt, *sample.token_ids] for sample in group])
+        start = len(group[0].prompt)
+        logits = model(tokens).logits[:, start - 1 : -1].float()
+        chosen = torch.log_softmax(logits, -1).gather(-1, tokens[:, start:, None])
+        found.append(chosen.flatten().double().numpy())
     return np.concatenate(found)
 
 
