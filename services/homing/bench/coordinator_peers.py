@@ -128,7 +128,15 @@ class Client:
             repeats = (request_id * self.hit_share) % 1 + self.hit_share >= 1
             hashes = pool[request_id % POOL_SIZE] if repeats else self._new_hashes()
             message = Submit(
-                uid, request_id, 0, self.prompt_tokens, 0, self.outputs, "", prompt, b"\x80", hashes
+                uid,
+                request_id,
+                attempt=0,
+                num_prompt_tokens=self.prompt_tokens,
+                num_resumed_tokens=0,
+                max_new_tokens=self.outputs,
+                prompt=prompt,
+                sampling=b"\x80",
+                block_hashes=hashes,
             )
             dealer.send(pack(message))
 

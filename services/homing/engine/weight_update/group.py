@@ -31,7 +31,7 @@ def receive(group: WeightGroup, group_rank: int) -> Iterator[tuple[str, Tensor]]
             raise InvalidRequest(f"{info.name} is of {info.dtype}; it must be of a float dtype")
     timeout = timedelta(seconds=group.timeout_s)
     size = len(group.ranks) + 1
-    # pyright: torch's stubs leave out these two, which its documentation lists.
+    # torch's stubs leave out these two, which its documentation lists.
     store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
         group.host, group.port, size, is_master=False, timeout=timeout
     )
