@@ -82,6 +82,7 @@ def test_all_fields_of_a_result_are_the_same_in_all_modes(direct: LLM, fleet: LL
         skip_prompt_log_probs=False,
         top_n_logprobs=2,
         return_prompt_tokens=True,
+        seed=1,
     )
     [here], [there] = direct.generate(PROMPTS[0], asked), fleet.generate(PROMPTS[0], asked)
     timed = {"request_id", "ttft", "latency"}
@@ -196,6 +197,29 @@ def test_aborted_requests_keep_what_was_generated(fleet: LLM) -> None:
     assert last.result is not None
     assert last.result.status is Status.ABORTED
     assert last.result.generated_tokens[:1] == first.tokens
+
+
+def test_partial_rollouts_are_taken_out_and_put_back_in(direct: LLM, fleet: LLM) -> None:
+    asked = greedy(300, return_prompt_tokens=True, return_log_probs=True)
+    expected = direct.generate(PROMPTS, asked)
+    stream = fleet.stream(PROMPTS, asked)
+    seen: set[int] = set()
+    results: dict[int, Result] = {}
+    for delta in stream:
+        if delta.result is not None:
+            results[delta.index] = delta.result
+        if delta.index not in seen:
+            seen.add(delta.index)
+            if len(seen) == len(PROMPTS):
+                fleet.pause("abort")
+    fleet.unpause()
+    partial = [index for index, result in results.items() if result.status is Status.ABORTED]
+    rest = fleet.generate([results[index] for index in partial], asked)
+    results |= dict(zip(partial, rest, strict=True))
+    whole = [results[index] for index in range(len(PROMPTS))]
+    assert tokens(whole) == tokens(expected)
+    assert [r.generated_log_probs for r in whole] == [r.generated_log_probs for r in expected]
+    assert [r.generated_text for r in whole] == [r.generated_text for r in expected]
 
 
 # Engines

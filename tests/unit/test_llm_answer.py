@@ -27,10 +27,16 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def grow(
-    tokenizer: Tokenizer, parts: Iterable[Part], hooks: TextHooks | None = None, **asked: Any
+    tokenizer: Tokenizer,
+    parts: Iterable[Part],
+    hooks: TextHooks | None = None,
+    resumed: Result | None = None,
+    **asked: Any,
 ) -> tuple[list[Delta], Result]:
     codec = TextCodec(tokenizer, hooks or TextHooks())
-    answer = Answer(7, 2, Prompt(PROMPT, byte_ids(PROMPT)), SamplingParams(**asked), codec)
+    prompt = Prompt(PROMPT, byte_ids(PROMPT), resumed)
+    params = SamplingParams(**asked)
+    answer = Answer(7, 2, prompt, params, params.for_engine(2), codec)
     deltas = [delta for part in parts if (delta := answer.push(part))]
     result = deltas[-1].result
     assert result is not None
@@ -103,7 +109,7 @@ def test_a_result_has_every_field(tokenizer: Tokenizer) -> None:
         epoch=4,
         finish=Finish(FinishReason.STOP, EOS),
     )
-    asked = {"return_log_probs": True, "top_n_logprobs": 2, "return_prompt_tokens": True}
+    asked = {"return_log_probs": True, "top_n_logprobs": 2, "return_prompt_tokens": True, "seed": 5}
     deltas, result = grow(tokenizer, [first, last], **asked)
     assert (result.request_id, result.prompt, result.num_prompt_tokens) == (7, "Hi", 2)
     assert result.prompt_tokens == byte_ids("Hi")
@@ -113,7 +119,7 @@ def test_a_result_has_every_field(tokenizer: Tokenizer) -> None:
     assert result.prompt_top_n_logprobs == [None, [(110, -2.0)]]
     assert result.generated_top_n_logprobs == [[(102, -0.5), (103, -1.0)], [(EOS, -0.25)]]
     assert (result.finish_reason, result.stop_reason) == ("stop", EOS)
-    assert (result.num_cached_tokens, result.token_epochs) == (1, [3, 4])
+    assert (result.num_cached_tokens, result.token_epochs, result.seed) == (1, [3, 4], 5)
     assert (result.status, result.error) == (Status.COMPLETED, None)
     assert result.ttft is not None
     assert 0 <= result.ttft <= result.latency
@@ -136,6 +142,25 @@ def test_an_aborted_answer_has_what_was_generated(tokenizer: Tokenizer) -> None:
     assert result.finish_reason == "abort"
 
 
+def test_an_answer_that_is_resumed_goes_on_amid_a_character_and_a_stop_word(
+    tokenizer: Tokenizer,
+) -> None:
+    begun = "é".encode() + b"\xc3"  # and half of another
+    asked = {"stop_words": ("éND",), "return_log_probs": True}
+    scored = [Part([token], [-1.0], epoch=1) for token in byte_ids(begun)]
+    _, aborted = grow(tokenizer, [*scored, Part([], finish=Finish(FinishReason.ABORT))], **asked)
+    assert aborted.generated_text == "é�"
+    rest = [Part([token], [-2.0], epoch=2) for token in byte_ids(b"\xa9ND")]
+    end = Part([], finish=Finish(FinishReason.STOP, "éND"))
+    deltas, result = grow(tokenizer, [*rest, end], resumed=aborted, **asked)
+    assert result.generated_text == "é"
+    assert result.generated_tokens == byte_ids("ééND")
+    assert result.generated_log_probs == [-1.0] * 3 + [-2.0] * 3
+    assert result.token_epochs == [1] * 3 + [2] * 3
+    assert [token for delta in deltas for token in delta.tokens] == byte_ids(b"\xa9ND")
+    assert [delta.text for delta in deltas] == ["é", "", "", ""]
+
+
 def test_an_answer_without_a_token_has_no_ttft(tokenizer: Tokenizer) -> None:
     _, result = grow(tokenizer, parts_of("", Finish(FinishReason.ABORT)))
     assert (result.ttft, result.generated_tokens, result.token_epochs) == (None, [], [])
@@ -143,7 +168,8 @@ def test_an_answer_without_a_token_has_no_ttft(tokenizer: Tokenizer) -> None:
 
 def test_a_failed_answer_says_why(tokenizer: Tokenizer) -> None:
     codec = TextCodec(tokenizer, TextHooks())
-    answer = Answer(1, 0, Prompt(None, [9]), SamplingParams(), codec)
+    params = SamplingParams()
+    answer = Answer(1, 0, Prompt(None, [9]), params, params.for_engine(1), codec)
     answer.push(Part(byte_ids("ab")))
     delta = answer.fail(error := RequestLost("3 engines were lost"))
     assert delta.result is not None

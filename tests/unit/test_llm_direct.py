@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -202,6 +203,34 @@ def test_a_request_can_be_aborted_from_another_thread(llm: LLM) -> None:
     assert last.result is not None
     assert last.result.status is Status.ABORTED
     assert 1 <= len(last.result.generated_tokens) < 400
+
+
+def test_an_aborted_result_is_a_prompt_that_goes_on(llm: LLM) -> None:
+    asked = SamplingParams(
+        num_tokens_to_generate=40,
+        seed=3,
+        return_prompt_tokens=True,
+        return_log_probs=True,
+        skip_prompt_log_probs=False,
+        top_n_logprobs=2,
+    )
+    [whole] = llm.generate("Once upon a time", asked)
+    unseeded = msgspec.structs.replace(asked, seed=None)
+    deltas = llm.stream("Once upon a time", asked)
+    first = next(deltas)
+    llm.abort([first.request_id])
+    *_, last = deltas
+    aborted = last.result
+    assert aborted is not None
+    assert 1 <= len(aborted.generated_tokens) < 40
+    [resumed] = llm.generate(aborted, unseeded)
+    for name in ("generated_tokens", "generated_text", "prompt_tokens", "prompt", "seed"):
+        assert getattr(resumed, name) == getattr(whole, name), name
+    for name in ("generated_log_probs", "prompt_log_probs", "generated_top_n_logprobs"):
+        assert getattr(resumed, name) == getattr(whole, name), name
+    assert resumed.status is Status.COMPLETED
+    with pytest.raises(InvalidRequest, match="a completed result is no prompt"):
+        llm.generate(resumed)
 
 
 LIFECYCLE: dict[str, Callable[[LLM], Any]] = {

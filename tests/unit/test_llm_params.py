@@ -66,6 +66,10 @@ def test_an_engine_is_told_only_what_it_honours() -> None:
     )
 
 
+def test_an_engine_is_told_a_seed_that_differs_from_call_to_call() -> None:
+    assert SamplingParams().for_engine(1).seed != SamplingParams().for_engine(1).seed
+
+
 def test_a_prompt_longer_than_the_total_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="the prompt has 5 tokens; num_tokens_total is 4"):
         SamplingParams(num_tokens_total=4).for_engine(num_prompt_tokens=5)

@@ -11,7 +11,8 @@ import torch
 from homing import params
 from homing.errors import ContextLengthExceeded, InvalidRequest
 from homing.llm import SamplingParams
-from homing.llm.prompts import check_fits, params_of_each, read_prompts
+from homing.llm.prompts import Prompt, check_fits, params_of_each, read_prompts
+from homing.wire import ModelCard
 
 
 @pytest.mark.parametrize(
@@ -53,9 +54,18 @@ def test_parameters_are_for_all_prompts_or_for_each() -> None:
         params_of_each(params.SamplingParams(), 2)  # pyright: ignore[reportArgumentType]
 
 
+CARD = ModelCard(
+    name="m",
+    tokenizer_dir="",
+    max_context_tokens=8,
+    vocab_size=100,
+    eos_token_ids=(),
+    block_size=16,
+)
+
+
 def fits(token_ids: list[int], **values: Any) -> None:
-    sampling = params.SamplingParams(**values)
-    check_fits(token_ids, sampling, max_context_tokens=8, vocab_size=100)
+    check_fits(Prompt(None, token_ids), params.SamplingParams(**values), CARD)
 
 
 def test_prompt_and_answer_must_fit_the_context() -> None:

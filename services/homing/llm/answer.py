@@ -10,15 +10,24 @@ from homing.llm.params import SamplingParams
 from homing.llm.prompts import Prompt
 from homing.llm.results import Alternatives, Delta, Result, Status
 from homing.llm.text import TextCodec
+from homing.params import SamplingParams as EngineParams
 from homing.tokenizer import StopMatcher
 from homing.wire import Finish, FinishReason
 
 
 class Answer:
     def __init__(
-        self, request_id: int, index: int, prompt: Prompt, params: SamplingParams, codec: TextCodec
+        self,
+        request_id: int,
+        index: int,
+        prompt: Prompt,
+        params: SamplingParams,
+        for_engine: EngineParams,
+        codec: TextCodec,
     ) -> None:
-        """Its clock starts now."""
+        """Its clock starts now. `for_engine`: what an engine is told of `params`."""
+        assert for_engine.seed is not None
+        self._seed = for_engine.seed
         self._request_id = request_id
         self._index = index
         self._prompt = prompt
@@ -37,6 +46,20 @@ class Answer:
         self._num_cached = 0
         self._num_text_parts_shown = 0
         self._num_tokens_shown = 0
+        if prompt.resumed is not None:
+            self._resume(prompt.resumed)
+
+    def _resume(self, earlier: Result) -> None:
+        """Begin with what was generated and shown before."""
+        self._tokens += earlier.generated_tokens
+        self._epochs += earlier.token_epochs
+        self._log_probs += earlier.generated_log_probs or []
+        self._top += earlier.generated_top_n_logprobs or []
+        self._prompt_log_probs = earlier.prompt_log_probs
+        self._prompt_top = earlier.prompt_top_n_logprobs
+        self._show(Part(earlier.generated_tokens))
+        self._num_text_parts_shown = len(self._text)
+        self._num_tokens_shown = len(self._tokens)
 
     def push(self, part: Part) -> Delta | None:
         """What is new, once it is as much as a delta should be; always at the end."""
@@ -109,6 +132,7 @@ class Answer:
             finish_reason=finish.reason.value,
             stop_reason=finish.stop,
             num_cached_tokens=self._num_cached,
+            seed=self._seed,
             token_epochs=self._epochs,
             ttft=self._first_token_s,
             latency=time.monotonic() - self._started,

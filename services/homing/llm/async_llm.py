@@ -18,7 +18,6 @@ from homing.llm.prompts import (
     GivenParams,
     PromptLike,
     Prompts,
-    TokenIds,
     params_of_each,
     read_prompts,
 )
@@ -66,7 +65,7 @@ class AsyncLLM:
     @overload
     async def generate(  # pyright: ignore[reportOverlappingOverload]
         self,
-        prompts: str | TokenIds,
+        prompts: PromptLike | Result,
         sampling_params: GivenParams = None,
         *,
         progress: bool | None = None,
@@ -76,7 +75,7 @@ class AsyncLLM:
     @overload
     async def generate(
         self,
-        prompts: Sequence[PromptLike],
+        prompts: Sequence[PromptLike | Result],
         sampling_params: GivenParams = None,
         *,
         progress: bool | None = None,

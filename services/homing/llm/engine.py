@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -39,8 +39,8 @@ from homing.llm.answer import Answer
 from homing.llm.config import EngineConfig
 from homing.llm.model_files import ModelLike, TokenizerLike, dtype_of, model_path
 from homing.llm.params import SamplingParams
-from homing.llm.prompts import Prompt, PromptLike, check_fits, read_prompts
-from homing.llm.results import Alternatives, Delta
+from homing.llm.prompts import GivenPrompt, Prompt, PromptLike, prepare, read_prompts
+from homing.llm.results import Alternatives, Delta, Result
 from homing.llm.text import DetokenizeGenerations, TextCodec, TextHooks, TokenizePrompt
 from homing.llm.weights import WeightsLike, named_tensors
 from homing.tokenizer import Tokenizer
@@ -123,7 +123,9 @@ class Engine:
 
     # Requests
 
-    def add_request(self, prompt: PromptLike, sampling_params: SamplingParams | None = None) -> int:
+    def add_request(
+        self, prompt: PromptLike | Result, sampling_params: SamplingParams | None = None
+    ) -> int:
         """Take a request on; returns its id. Raises `InvalidRequest`, a `ValueError`."""
         given, is_single = read_prompts(prompt)
         if not is_single and given:
@@ -133,22 +135,11 @@ class Engine:
         return self.start(read, sampling, for_engine)
 
     def prepare(
-        self, given: str | Sequence[int], sampling: SamplingParams
+        self, given: GivenPrompt, sampling: SamplingParams
     ) -> tuple[Prompt, params.SamplingParams]:
         """Tokenize and check; nothing is started."""
         with self._lock:
-            if isinstance(given, str):
-                prompt = Prompt(given, self._codec.encode(given, sampling))
-            else:
-                prompt = Prompt(None, list(given))
-        for_engine = sampling.for_engine(len(prompt.token_ids))
-        check_fits(
-            prompt.token_ids,
-            for_engine,
-            max_context_tokens=self.card.max_context_tokens,
-            vocab_size=self.card.vocab_size,
-        )
-        return prompt, for_engine
+            return prepare(given, sampling, self._codec, self.card)
 
     def start(
         self,
@@ -162,12 +153,13 @@ class Engine:
         """Begin what `prepare` gave. `on_delta` gets what is new of this request, in place of the
         caller of `step`."""
         request_id = next(self._request_ids)
-        answer = Answer(request_id, index, prompt, sampling, self._codec)
+        answer = Answer(request_id, index, prompt, sampling, for_engine, self._codec)
         with self._lock:
             self._core.add_request(
                 request_id,
-                np.array(prompt.token_ids, dtype=np.int32),
+                np.array(prompt.all_tokens, dtype=np.int32),
                 for_engine,
+                num_resumed=len(prompt.resumed_tokens),
                 priority=sampling.priority,
             )
             self._running[request_id] = _Running(answer, on_delta)

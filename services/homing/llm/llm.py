@@ -14,7 +14,7 @@ from homing.llm.config import EngineConfig, ServeConfig
 from homing.llm.model_files import ModelLike, TokenizerLike
 from homing.llm.params import SamplingParams
 from homing.llm.progress import BatchProgress
-from homing.llm.prompts import GivenParams, Prompts, params_of_each, read_prompts
+from homing.llm.prompts import GivenParams, GivenPrompt, Prompts, params_of_each, read_prompts
 from homing.llm.results import Delta, Result, raise_first_error, raising_errors
 from homing.llm.runtime import RankResults, Runtime
 from homing.llm.text import DetokenizeGenerations, TextHooks, TokenizePrompt
@@ -262,7 +262,7 @@ class LLM:
 
 
 def _fleet_deltas(
-    runtime: Runtime, given: Sequence[str | list[int]], sampling: Sequence[SamplingParams]
+    runtime: Runtime, given: Sequence[GivenPrompt], sampling: Sequence[SamplingParams]
 ) -> Iterator[Delta]:
     inbox: queue.SimpleQueue[Delta | Future[list[Result]]] = queue.SimpleQueue()
     running = runtime.generate("stream", given, sampling, inbox.put)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from homing.llm.engine import Engine
 from homing.llm.params import SamplingParams
+from homing.llm.prompts import GivenPrompt
 from homing.llm.results import Delta, Result
 
 MAX_BATCHES_AHEAD = 4
@@ -16,7 +17,7 @@ less."""
 
 def generate(
     engine: Engine,
-    given: Sequence[str | list[int]],
+    given: Sequence[GivenPrompt],
     sampling: Sequence[SamplingParams],
     on_delta: Callable[[Delta], None],
 ) -> list[Result]:
@@ -30,7 +31,7 @@ def generate(
 
 
 def deltas(
-    engine: Engine, given: Sequence[str | list[int]], sampling: Sequence[SamplingParams]
+    engine: Engine, given: Sequence[GivenPrompt], sampling: Sequence[SamplingParams]
 ) -> Iterator[Delta]:
     """Everything new, as it comes. All are checked before the first is started; what is unfinished
     when the iterator is left is aborted."""

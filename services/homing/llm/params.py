@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 import msgspec
@@ -51,8 +52,10 @@ class SamplingParams(params.SamplingParams, frozen=True, kw_only=True):
         _at_least("streaming_interval", self.streaming_interval, 1)
 
     def for_engine(self, num_prompt_tokens: int) -> params.SamplingParams:
-        """What is left for an engine to honour, for a prompt of this length."""
+        """What is left for an engine to honour, for a prompt of this length. It has a seed."""
         values = {name: getattr(self, name) for name in _ENGINE_FIELDS}
+        if self.seed is None:
+            values["seed"] = secrets.randbits(63)
         if self.termination_id is not None:
             values["ignore_eos"] = True
             values["stop_token_ids"] = (*self.stop_token_ids, self.termination_id)

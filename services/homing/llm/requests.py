@@ -15,7 +15,7 @@ from homing.client import Client, Generation
 from homing.errors import HomingError
 from homing.llm.answer import Answer
 from homing.llm.params import SamplingParams
-from homing.llm.prompts import Prompt, check_fits
+from homing.llm.prompts import GivenPrompt, Prompt, prepare
 from homing.llm.results import Delta, Result
 from homing.llm.text import TextCodec, TextHooks
 from homing.tokenizer import Tokenizer
@@ -28,8 +28,8 @@ OnDelta: TypeAlias = Callable[[Delta], None]
 class Prepared:
     """A request that was checked, and can be submitted."""
 
-    prompt: Prompt
     sampling: SamplingParams
+    prompt: Prompt
     for_engine: params.SamplingParams
 
 
@@ -53,7 +53,7 @@ class Requests:
 
     async def generate(
         self,
-        given: Sequence[str | list[int]],
+        given: Sequence[GivenPrompt],
         sampling: Sequence[SamplingParams],
         on_delta: OnDelta,
     ) -> list[Result]:
@@ -74,31 +74,19 @@ class Requests:
                 task.cancel()
 
     def _prepare(
-        self, given: Sequence[str | list[int]], sampling: Sequence[SamplingParams]
+        self, given: Sequence[GivenPrompt], sampling: Sequence[SamplingParams]
     ) -> list[Prepared]:
         return [
-            self._prepare_one(prompt, wanted)
+            Prepared(wanted, *prepare(prompt, wanted, self._encoding, self._card))
             for prompt, wanted in zip(given, sampling, strict=True)
         ]
-
-    def _prepare_one(self, given: str | list[int], sampling: SamplingParams) -> Prepared:
-        if isinstance(given, str):
-            prompt = Prompt(given, self._encoding.encode(given, sampling))
-        else:
-            prompt = Prompt(None, given)
-        for_engine = sampling.for_engine(len(prompt.token_ids))
-        check_fits(
-            prompt.token_ids,
-            for_engine,
-            max_context_tokens=self._card.max_context_tokens,
-            vocab_size=self._card.vocab_size,
-        )
-        return Prepared(prompt, sampling, for_engine)
 
     async def _run(self, item: Prepared, index: int, on_delta: OnDelta) -> Result:
         async with self._window:
             request_id = next(self._request_ids)
-            answer = Answer(request_id, index, item.prompt, item.sampling, self._decoding)
+            answer = Answer(
+                request_id, index, item.prompt, item.sampling, item.for_engine, self._decoding
+            )
             try:
                 last = await self._follow(request_id, item, answer, on_delta)
             except HomingError as error:
@@ -114,8 +102,12 @@ class Requests:
         self, request_id: int, item: Prepared, answer: Answer, on_delta: OnDelta
     ) -> Delta:
         """Submit, and hand on what comes but for the last delta, which is returned."""
-        tokens = array("I", item.prompt.token_ids).tobytes()
-        generation = self._client.submit(tokens, item.for_engine, priority=item.sampling.priority)
+        generation = self._client.submit(
+            array("I", item.prompt.all_tokens).tobytes(),
+            item.for_engine,
+            num_resumed_tokens=len(item.prompt.resumed_tokens),
+            priority=item.sampling.priority,
+        )
         self._running[request_id] = generation
         async for part in generation:
             delta = answer.push(part)

@@ -49,6 +49,8 @@ class Result:
     """The token id or the stop word that ended it."""
     num_cached_tokens: int
     """Tokens of the prompt that were found in the KV cache."""
+    seed: int
+    """Of its noise."""
     token_epochs: list[int]
     """For each generated token, the weight epoch under which it was sampled."""
     ttft: float | None

@@ -17,6 +17,7 @@ from homing.llm.fleet import Fleet
 from homing.llm.loop_thread import LoopThread
 from homing.llm.model_files import ModelLike, TokenizerLike, dtype_of, is_path, model_path
 from homing.llm.params import SamplingParams
+from homing.llm.prompts import GivenPrompt
 from homing.llm.requests import OnDelta
 from homing.llm.results import Result
 from homing.llm.text import TextHooks
@@ -74,7 +75,7 @@ class Runtime:
     def generate(
         self,
         what: str,
-        given: Sequence[str | list[int]],
+        given: Sequence[GivenPrompt],
         sampling: Sequence[SamplingParams],
         on_delta: OnDelta,
     ) -> Future[list[Result]]:
