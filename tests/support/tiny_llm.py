@@ -13,7 +13,12 @@ from homing.llm import EngineConfig, SamplingParams
 SMALL = EngineConfig(
     buffer_size_gb=0.02, max_requests=8, max_tokens=64, dtype="fp32", num_threads=1
 )
-PROMPTS: list[str | list[int]] = ["The capital of France is", [5, 6, 7], "Once upon a time", "Tokens, tokens, tokens"]
+PROMPTS: list[str | list[int]] = [
+    "The capital of France is",
+    [5, 6, 7],
+    "Once upon a time",
+    "Tokens, tokens, tokens",
+]
 
 
 def greedy(num_tokens: int = 12, **asked: Any) -> SamplingParams:
