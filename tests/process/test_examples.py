@@ -20,7 +20,6 @@ EXAMPLES = DOCS / "examples"
 RUNS = {
     "offline_generation.py": [
         ["--num-tokens", "8"],
-        ["--num-tokens", "8", "--use-coordinator", "--data-parallel-size", "2"],
         ["--num-tokens", "8", "--use-coordinator", "--mode", "async"],
     ],
     "manual_stepping.py": [["--num-tokens", "12"]],
@@ -57,7 +56,7 @@ def test_offline_generation_gives_the_same_in_every_mode(model: Path) -> None:
         answers(run("offline_generation.py", model, a)) for a in RUNS["offline_generation.py"]
     ]
     assert len(outputs[0]) == 3
-    assert outputs[1] == outputs[2] == outputs[0]
+    assert outputs[1] == outputs[0]
 
 
 def test_manual_stepping_aborts_one_and_finishes_three(model: Path) -> None:

@@ -119,6 +119,15 @@ def test_more_requests_than_a_fleet_is_given_at_a_time_all_end(model: Path, flee
     assert [result.prompt_tokens for result in results] == prompts
 
 
+async def test_it_may_be_used_on_several_loops(fleet: LLM, async_fleet: AsyncLLM) -> None:
+    def elsewhere() -> Result:
+        return asyncio.run(async_fleet.generate([5, 6, 7], greedy()))
+
+    here = await async_fleet.generate([5, 6, 7], greedy())
+    there = await asyncio.to_thread(elsewhere)
+    assert tokens([here, there]) == tokens(fleet.generate([[5, 6, 7]] * 2, greedy()))
+
+
 # Errors
 
 
