@@ -61,6 +61,14 @@ _PHASE_AFTER = {
 class Request:
     """Mutable, and owned by one engine: its scheduler moves the marks, itself appends tokens."""
 
+    has_answered = False
+    queued_at: float | None = None  # when it was added, until a step has a part of it
+
+    # The scheduler's notes.
+    arrival = 0  # lower is older
+    owner_seen: tuple[int, int] | None = None  # whom it waited for, and how far that was
+    num_passes = 0  # how often a younger one was admitted while this did not fit
+
     def __init__(
         self,
         key: RequestKey,
@@ -104,13 +112,7 @@ class Request:
         self.grammar: GrammarState | None = None  # of its structured output, once that is compiled
         self.prompt_scores = PromptScores(self.num_prompt, sampling.top_n_logprobs)
         self.num_cached_at_start: int | None = None  # None until first admitted
-        self.has_answered = False
-        self.queued_at: float | None = None  # when it was added, until a step has a part of it
-
         self.priority = priority
-        self.arrival = 0  # set by the scheduler: lower is older
-        self.owner_seen: tuple[int, int] | None = None  # whom it waited for, and how far that was
-        self.num_passes = 0  # how often a younger one was admitted while this did not fit
 
         self._tokens = np.empty(self.max_tokens, np.int32)
         self._tokens[: self.num_tokens] = prompt
