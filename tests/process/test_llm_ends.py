@@ -23,7 +23,8 @@ pytestmark = pytest.mark.timeout(180)
 
 SETTINGS = "EngineConfig(buffer_size_gb=0.02, max_requests=8, dtype='fp32', num_threads=1)"
 PROGRAM = f"""
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's is ignored
 from homing.llm import LLM, EngineConfig, SamplingParams
 llm = LLM(sys.argv[1], engine_config={SETTINGS}, use_coordinator=True, data_parallel_size=2)
 greedy = SamplingParams(temperature=0, num_tokens_to_generate=4)
@@ -73,7 +74,10 @@ def test_a_program_that_is_killed_leaves_nothing(model: Path, number: signal.Sig
     process = start(model, PROGRAM + "llm.generate('a', SamplingParams(ignore_eos=True))\n" * 500)
     assert first_line(process).startswith("[")
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    try:
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert process.returncode == -number, errors
     wait_until_none(model)
 
