@@ -163,6 +163,7 @@ class FakeClient:
         vocab_size: int = 300,
         max_inflight: int = 4096,
         knows_model: bool = True,
+        joins: bool = True,
     ) -> None:
         card = ModelCard(
             name="fake",
@@ -173,11 +174,15 @@ class FakeClient:
             block_size=16,
         )
         rank = RankInfo(0, FleetState.RUNNING, live=True)
-        self.fleet = FleetView(connected=True, live_ranks=1, ranks=[rank], card=card)
+        self._serving = FleetView(connected=True, live_ranks=1, ranks=[rank], card=card)
+        self.fleet = self._serving if knows_model else FleetView(connected=True)
         self.script = script
         self.model_known = asyncio.Event()
         if knows_model:
             self.model_known.set()
+        self.joined = asyncio.Event()
+        if joins:
+            self.joined.set()
         self.submitted: list[FakeGeneration] = []
         self.snapshot: dict[str, Any] = {}
         self.commands: list[tuple[Command, Any]] = []
@@ -189,7 +194,11 @@ class FakeClient:
         return [generation for generation in self.submitted if not generation.ended]
 
     async def start(self, timeout_s: float = 30.0) -> None:
-        pass
+        await self.joined.wait()
+
+    def first_engine_joins(self) -> None:
+        self.fleet = self._serving
+        self.model_known.set()
 
     async def wait_for_model(self, timeout_s: float = 300.0) -> ModelCard:
         await self.model_known.wait()

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from homing.client import FleetView
 from homing.wire import FleetState, RankInfo
 from tests.support.byte_model import byte_ids
 from tests.support.fake_fleet import says
@@ -88,16 +87,24 @@ async def test_health_is_503_without_a_rank_and_without_a_coordinator(tmp_path):
 async def test_before_the_model_is_known_requests_are_503_and_then_served(tmp_path):
     chat = {"messages": [{"role": "user", "content": "hi"}]}
     async with serving(tmp_path, says(byte_ids("x")), wait=False, knows_model=False) as frontend:
-        with_model, frontend.fleet.fleet = frontend.fleet.fleet, FleetView(connected=True)
         assert (await frontend.http.get("/health")).status_code == 503
         assert (await frontend.http.get("/v1/models")).status_code == 503
         await frontend.error("/v1/chat/completions", chat, 503)
-        frontend.fleet.fleet = with_model
-        frontend.fleet.model_known.set()
+        frontend.fleet.first_engine_joins()
         async with asyncio.timeout(5):
             while (await frontend.http.get("/health")).status_code != 200:
                 await asyncio.sleep(0.01)
         await frontend.post("/v1/chat/completions", chat)
+
+
+async def test_a_request_at_a_frontend_that_just_came_back_waits_until_it_has_joined(tmp_path):
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    async with serving(tmp_path, says(byte_ids("x")), wait=False, joins=False) as frontend:
+        early = asyncio.create_task(frontend.post("/v1/chat/completions", chat))
+        assert (await frontend.http.get("/liveness")).status_code == 200
+        assert not early.done()
+        frontend.fleet.joined.set()
+        assert (await early)["choices"][0]["message"]["content"] == "x"
 
 
 async def test_models_are_listed_with_their_context_length(tmp_path):

@@ -22,7 +22,7 @@ from homing.frontend.openai.requests import read_chat, read_completion
 from homing.frontend.openai.sampling import MAX_REQUEST_ID_CHARACTERS
 from homing.frontend.openapi import openapi
 from homing.frontend.page import page_routes
-from homing.frontend.service import Service
+from homing.frontend.service import ServedModel, Service
 from homing.frontend.status import (
     Version,
     generate_for_health,
@@ -70,9 +70,9 @@ def _add_openai_routes(app: Quart, service: Service) -> None:
     @app.post("/v1/completions")
     @app.post("/completions")
     async def completions() -> Response:
-        call = _call(service)
+        model = await service.joined_model()
+        call = _call(service, model)
         body = read_completion(await request.get_data())
-        model = service.model
         name = model.answers_to(body.model)
         job = await completion_job(body, model)
         reply = CompletionReply(body, name, model.tokenizer, [p.token_ids for p in job.prompts])
@@ -81,9 +81,9 @@ def _add_openai_routes(app: Quart, service: Service) -> None:
     @app.post("/v1/chat/completions")
     @app.post("/chat/completions")
     async def chat_completions() -> Response:
-        call = _call(service)
+        model = await service.joined_model()
+        call = _call(service, model)
         body = read_chat(await request.get_data())
-        model = service.model
         name = model.answers_to(body.model)
         job = await chat_job(body, model)
         reply = ChatReply(body, name, model.tokenizer, job.prompts[0].token_ids)
@@ -92,21 +92,21 @@ def _add_openai_routes(app: Quart, service: Service) -> None:
     @app.get("/v1/models")
     @app.get("/models")
     async def models() -> Response:
-        return json_response(model_list(service.model))
+        return json_response(model_list(await service.joined_model()))
 
     @app.get("/v1/models/<path:name>")
     @app.get("/models/<path:name>")
     async def one_model(name: str) -> Response:
-        model = service.model
+        model = await service.joined_model()
         return json_response(model_entry(model, model.answers_to(name.rstrip("/"))))
 
 
 def _add_native_routes(app: Quart, service: Service) -> None:
     @app.post("/generate")
     async def post_generate() -> Response:
-        call = _call(service)
+        model = await service.joined_model()
+        call = _call(service, model)
         body = read_generate(await request.get_data())
-        model = service.model
         model.answers_to(body.completion.model)
         job = await native_job(body, model)
         reply = GenerateReply(
@@ -120,9 +120,9 @@ def _add_native_routes(app: Quart, service: Service) -> None:
 
     @app.post("/inference/v1/generate")
     async def generate_tokens() -> Response:
-        call = _call(service)
+        model = await service.joined_model()
+        call = _call(service, model)
         body = read_tokens(await request.get_data())
-        model = service.model
         model.answers_to(body.completion.model)
         job = await native_job(body, model)
         return await answer(
@@ -134,12 +134,14 @@ def _add_token_routes(app: Quart, service: Service) -> None:
     @app.post("/tokenize")
     @app.post("/v1/tokenize")
     async def post_tokenize() -> Response:
-        return json_response(await tokenize(await request.get_data(), service.model))
+        model = await service.joined_model()
+        return json_response(await tokenize(await request.get_data(), model))
 
     @app.post("/detokenize")
     @app.post("/v1/detokenize")
     async def post_detokenize() -> Response:
-        return json_response(detokenize(await request.get_data(), service.model))
+        model = await service.joined_model()
+        return json_response(detokenize(await request.get_data(), model))
 
 
 def _add_status_routes(app: Quart, service: Service) -> None:
@@ -207,9 +209,9 @@ def _add_error_handlers(app: Quart) -> None:
         return json_response(error_body(InternalError("internal error; the log says why")), 500)
 
 
-def _call(service: Service) -> Call:
+def _call(service: Service, model: ServedModel) -> Call:
     stopwatch = Stopwatch(service.measures)
-    return Call(service.client, service.model.tokenizer, stopwatch, g.request_id)
+    return Call(service.client, model.tokenizer, stopwatch, g.request_id)
 
 
 def _request_id() -> str:

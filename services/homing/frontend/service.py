@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from homing.tokenizer import Tokenizer
 from homing.wire import ModelCard
 
 log = logging.getLogger(__name__)
+
+SETTLE_S = 5.0
+"""For which requests wait while the process joins a fleet that may be serving."""
 
 ANY_MODEL = ("", "EMPTY")
 """Names that clients give when they know none."""
@@ -77,6 +81,7 @@ class Service:
         self.measures = measures or Measures()
         self._settings = settings or ModelSettings()
         self._model: ServedModel | None = None
+        self._settled = asyncio.Event()
 
     @property
     def model(self) -> ServedModel:
@@ -84,6 +89,17 @@ class Service:
         if self._model is None:
             raise Unavailable("no engine has joined yet")
         return self._model
+
+    async def joined_model(self) -> ServedModel:
+        """The model, for a request that a process just started may have been sent.
+
+        A frontend that comes back has clients at its port before it has joined: they wait for it
+        instead of being refused. Raises `Unavailable` like `model`.
+        """
+        if not self._settled.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._settled.wait(), SETTLE_S)
+        return self.model
 
     @property
     def model_name(self) -> str | None:
@@ -107,10 +123,15 @@ class Service:
         Raises `Unavailable` when no coordinator answers in time, `ConfigError` when it refuses or
         when the tokenizer cannot be read.
         """
-        await self.client.start(timeout_s)
-        log.info("joined the coordinator; waiting for the first engine")
-        card = await self._wait_for_card()
-        self._model = await asyncio.to_thread(_read_model, card, self._settings)
+        try:
+            await self.client.start(timeout_s)
+            if self.client.fleet.card is None:
+                self._settled.set()
+            log.info("joined the coordinator; waiting for the first engine")
+            card = await self._wait_for_card()
+            self._model = await asyncio.to_thread(_read_model, card, self._settings)
+        finally:
+            self._settled.set()
         log.info("serving %s", ", ".join(self._model.names))
 
     async def _wait_for_card(self) -> ModelCard:
