@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from statistics import median_low
 from typing import NamedTuple
 
@@ -33,13 +33,13 @@ SLOW_FACTOR = 3.0
 """A rank whose steps take so many times as long as the median rank's is slow."""
 
 
-class Circuit(Enum):
+class Circuit(StrEnum):
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half open"
 
 
-class CircuitEvent(Enum):
+class CircuitEvent(StrEnum):
     TRIPPED = "tripped"  # it failed too often, or while it was probed
     WAITED = "waited"  # its backoff is over
     SERVED = "served"  # it finished a request

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from enum import Enum
+from enum import StrEnum
 from itertools import count
 
 from homing.coordinator.records import Client, Engine, Peer, PeerState, RankId
@@ -20,7 +20,7 @@ MAX_RANKS = 1024
 MAX_STRANGERS = 1024
 
 
-class PeerEvent(Enum):
+class PeerEvent(StrEnum):
     IN_STEP = "in step"  # it is in the fleet's state
     BEHIND = "behind"  # it must be told to reach the fleet's state
     LEFT = "left"

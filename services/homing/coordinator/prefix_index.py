@@ -74,7 +74,9 @@ class PrefixIndex:
         matches: list[Match] = []
         reached, depth = slots, 0
         for digest, next_depth in zip(digests, depths, strict=True):
-            held = (young(digest, 0) | old(digest, 0)) & reached
+            held = young(digest, 0) & reached
+            if held != reached:
+                held |= old(digest, 0) & reached
             if held != reached:
                 matches.append(Match(depth, reached ^ held))
                 if not held:
@@ -87,8 +89,10 @@ class PrefixIndex:
     def record(self, digests: Sequence[bytes], slot: Slot) -> None:
         """A prompt of these blocks was sent to `slot`."""
         young, bit = self._young, 1 << slot
+        held_by = young.setdefault  # one look-up where the rank had it, the usual case
         for digest in digests:
-            young[digest] = young.get(digest, 0) | bit
+            if not held_by(digest, bit) & bit:
+                young[digest] |= bit
         if self._dropped:
             self._take_apart(2 * len(digests))
         if len(young) >= self._max_young:

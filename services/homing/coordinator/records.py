@@ -10,7 +10,7 @@ session: whoever says Hello again gets a new one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple, NewType
 
 from homing.coordinator.loads import Slot
@@ -21,14 +21,14 @@ from homing.wire import FleetState, Heartbeat, Hello
 RankId = NewType("RankId", int)
 
 
-class PeerState(Enum):
+class PeerState(StrEnum):
     NEW = "new"  # its Hello is being looked at
     CATCHING_UP = "catching up"  # an engine that was told to join the fleet's state: gets no work
     LIVE = "live"
     GONE = "gone"
 
 
-class RequestState(Enum):
+class RequestState(StrEnum):
     NEW = "new"
     RUNNING = "running"  # an engine has it
     ABORTING = "aborting"  # its client asked to end it; its engine will say that it did

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from typing_extensions import Buffer
@@ -51,7 +51,7 @@ WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 """Ends that say how long an answer is."""
 
 
-class RequestEvent(Enum):
+class RequestEvent(StrEnum):
     DISPATCHED = "dispatched"
     ABORT_ASKED = "abort asked"
     FINISHED = "finished"
@@ -160,7 +160,7 @@ class Requests:
                 continue
             self._end(request, RequestEvent.FINISHED, end, now)
             totals = self._totals
-            totals.finished[end.reason.value] += 1
+            totals.finished[end.reason] += 1
             if end.reason is not FinishReason.ERROR:
                 totals.predicted_cached_tokens += request.decision.num_cached_tokens
                 totals.actual_cached_tokens += _sane(end.num_cached_tokens)

@@ -39,6 +39,8 @@ def prefix_affinity(
     only candidate. `alpha * mean` is the same for all ranks and left out: subtracting it would
     only add rounding errors that break exact ties.
     """
+    if len(matches) == 1:
+        return loads.least_loaded(matches[0].slots)
     weight = alpha / max(loads.floor, loads.mean)
     best_rank, best = None, Slot(0)
     for match in matches:
