@@ -2,9 +2,10 @@
 
     block hash -> set of rank slots, as a bit mask
 
-Following all ranks down a prompt's chain of hashes is one AND a routing point. A chain hash names
-the whole prefix, but the ranks that hold a block need not hold its predecessors any more: credit is
-counted forward from block 0 and ends at a rank's first gap.
+A chain hash names the whole prefix, and a prompt's routing points are entered together: a rank that
+is down for a point is down for all the points before it, in the same generation. So the ranks that
+hold a prompt become fewer with its depth and never more, and where they do is found by bisection: a
+prompt of 131,072 tokens has 170 points, of which a look-up reads two to ten.
 
 **Expiry** is by two generations. Writes go to the young one; after half the TTL the young becomes
 the old, and the old is dropped. So what a rank was not sent for `ttl_s` is gone, entry by entry and
@@ -19,6 +20,7 @@ that may hold its bit are gone, so no rank inherits the credit of another.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
@@ -70,29 +72,45 @@ class PrefixIndex:
 
         `digests[i]` is the hash of the prompt's block `depths[i] - 1`, ascending.
         """
+        if not digests:
+            return [Match(0, slots)]
         young, old = self._young.get, self._old.get
+        last = len(digests) - 1
+
+        def held_at(point: int, slots: int) -> int:
+            digest = digests[point]
+            return (young(digest, 0) | old(digest, 0)) & slots
+
         matches: list[Match] = []
-        reached, depth = slots, 0
-        for digest, next_depth in zip(digests, depths, strict=True):
-            held = young(digest, 0) & reached
+        reached, point = slots, 0  # the ranks that hold all before `point`
+        held = held_at(0, slots)  # tried first: most ranks hold nothing of a prompt
+        while True:
             if held != reached:
-                held |= old(digest, 0) & reached
-            if held != reached:
-                matches.append(Match(depth, reached ^ held))
-                if not held:
-                    return matches
+                matches.append(Match(depths[point - 1] if point else 0, reached ^ held))
                 reached = held
-            depth = next_depth
-        matches.append(Match(depth, reached))
+            at_end = held_at(last, reached) if reached else 0
+            if at_end == reached:
+                break
+            low, high = point + 1, last  # the next point that fewer ranks hold is one of these
+            while low < high:
+                middle = (low + high) // 2
+                if held_at(middle, reached) == reached:
+                    low = middle + 1
+                else:
+                    high = middle
+            point, held = low, held_at(low, reached)
+        if reached:
+            matches.append(Match(depths[last], reached))
         return matches
 
     def record(self, digests: Sequence[bytes], slot: Slot) -> None:
         """A prompt of these blocks was sent to `slot`."""
         young, bit = self._young, 1 << slot
-        held_by = young.setdefault  # one look-up where the rank had it, the usual case
-        for digest in digests:
-            if not held_by(digest, bit) & bit:
-                young[digest] |= bit
+        if not digests or young.get(digests[-1], 0) & bit:
+            return
+        num_held = bisect_left(digests, True, key=lambda digest: not young.get(digest, 0) & bit)
+        for digest in digests[num_held:]:
+            young[digest] = young.get(digest, 0) | bit
         if self._dropped:
             self._take_apart(2 * len(digests))
         if len(young) >= self._max_young:
