@@ -122,6 +122,23 @@ def test_a_slow_rank_gets_so_much_less_than_the_others_have(slowness: float, lim
     assert limits(health_of(0), *signs, mean=8.0) == [limit, 100, 100]
 
 
+def test_a_rank_that_was_slow_gets_its_full_load_when_it_is_clearly_better() -> None:
+    health = health_of(0)
+    given = [
+        limits(health, WELL._replace(slowness=slowness), WELL, WELL, mean=12.0)[0]
+        for slowness in (2.9, 3.1, 2.9, 2.1, 3.1, 1.9, 2.1, 2.9, 3.1)
+    ]
+    assert given == [100, 3, 4, 5, 3, 100, 100, 100, 3]
+
+
+def test_a_slow_rank_that_comes_back_as_another_process_starts_anew() -> None:
+    health = health_of(0)
+    slow = WELL._replace(slowness=4.0)
+    assert limits(health, slow, WELL, WELL)[0] == 1
+    assert health.limits({RankId(1): WELL, RankId(2): WELL}, 4.0, 0.0)
+    assert limits(health, WELL._replace(slowness=2.5), WELL, WELL)[0] == 100
+
+
 def test_of_ranks_that_are_all_slow_none_is() -> None:
     slow = WELL._replace(slowness=9.0)
     assert limits(health_of(0), slow, slow) == [100, 100]

@@ -8,8 +8,8 @@ Each rank has a circuit breaker, which outlives the rank's processes:
                breaker, another failure opens it for twice as long
 
 A rank whose heartbeats are late takes none until it is heard again. One whose steps take far longer
-than the others' takes so much less than they have. None of this ever bars the whole fleet: where
-no rank would be left, each takes what it is sent.
+than the others' takes so much less than they have, until they are clearly shorter again. None of
+this ever bars the whole fleet: where no rank would be left, each takes what it is sent.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ LATE_SHARE = 0.4
 """A rank that was silent for this share of the time after which it counts as dead is late."""
 SLOW_FACTOR = 3.0
 """A rank whose steps take so many times as long as the median rank's is slow."""
+RECOVERED_FACTOR = 2.0
+"""A slow rank is so until its steps take less than so many times as long: one that wavers about a
+single threshold would be given its full load and relieved of it in turn."""
 
 
 class Circuit(StrEnum):
@@ -102,6 +105,7 @@ class FleetHealth:
         self._max_requests = max_requests
         self._late_s = LATE_SHARE * timeout_s
         self._breakers: dict[RankId, Breaker] = {}  # of ranks that ever failed
+        self._slow: set[RankId] = set()
 
     def circuit(self, rank: RankId) -> Circuit:
         breaker = self._breakers.get(rank)
@@ -127,20 +131,25 @@ class FleetHealth:
         for breaker in self._breakers.values():
             breaker.wait(now)
         usual = median_low([s.slowness for s in signs.values()]) if signs else 1.0
+        slowness = {rank: sign.slowness / usual for rank, sign in signs.items()}
+        self._slow = {rank for rank in signs if self._is_slow(rank, slowness[rank])}
         limits = {
-            rank: self._limit(rank, sign, usual, mean_requests) for rank, sign in signs.items()
+            rank: self._limit(rank, sign, slowness[rank], mean_requests)
+            for rank, sign in signs.items()
         }
         if not any(limits.values()):
             limits = {r: 0 if sign.leaving else self._max_requests for r, sign in signs.items()}
         return limits
 
-    def _limit(self, rank: RankId, sign: RankSigns, usual: float, mean_requests: float) -> int:
+    def _is_slow(self, rank: RankId, slowness: float) -> bool:
+        return slowness >= (RECOVERED_FACTOR if rank in self._slow else SLOW_FACTOR)
+
+    def _limit(self, rank: RankId, sign: RankSigns, slowness: float, mean_requests: float) -> int:
         circuit = self.circuit(rank)
         if sign.leaving or sign.silent_s > self._late_s or circuit is Circuit.OPEN:
             return 0
         if circuit is Circuit.HALF_OPEN:
             return 1
-        slowness = sign.slowness / usual
-        if slowness >= SLOW_FACTOR:
+        if rank in self._slow:
             return min(self._max_requests, max(1, int(mean_requests / slowness)))
         return self._max_requests
