@@ -6,8 +6,10 @@ from array import array
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from homing.engine.engine import Engine
+from homing.engine.kv_journal import KvJournal
 from homing.engine.session import SILENCE_S, EngineSession
 from homing.errors import ConfigError, Unavailable
 from homing.params import SamplingParams
@@ -25,6 +27,7 @@ from homing.wire import (
     FleetState,
     Heartbeat,
     Hello,
+    KvEvents,
     Message,
     ModelCard,
     Output,
@@ -477,3 +480,28 @@ def test_a_heartbeat_shows_the_engine():
     assert counters["requests_started"] == 2
     assert counters["prefilled_tokens"] == 5
     pack(beat)
+
+
+def test_what_the_cache_holds_is_told_after_a_heartbeat_to_a_fleet_that_reads_prefixes():
+    session, engine = joined()
+    engine.block_pool.journal = KvJournal(engine.limits.block_size)
+    session.handle(submit(prompt=list(range(3, 20))), 0.0)
+    step(session, engine)
+    assert kinds(session.tick(0.5)) == [Heartbeat], "this fleet's policy reads none"
+    session.handle(replace(welcome(), reads_prefixes=True), 0.6)
+    beat, events = session.tick(1.1)
+    assert isinstance(beat, Heartbeat)
+    assert isinstance(events, KvEvents)
+    assert (events.num_stored, events.num_dropped) == (1, 0)
+    pack(events)
+    assert kinds(session.tick(1.6)) == [Heartbeat]
+
+
+def test_a_new_session_tells_nothing_of_the_one_before():
+    session, engine = joined()
+    engine.block_pool.journal = KvJournal(engine.limits.block_size)
+    session.handle(submit(prompt=list(range(3, 20))), 0.0)
+    step(session, engine)
+    session.handle(Rejoin(9), 0.4)
+    session.handle(replace(welcome(), reads_prefixes=True), 0.5)
+    assert kinds(session.tick(1.0)) == [Heartbeat]

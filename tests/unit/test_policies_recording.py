@@ -17,8 +17,8 @@ from homing.coordinator.routing import POLICY_NAMES
 from homing.coordinator.server import Server
 from homing.coordinator.state import Coordinator
 from homing.errors import ConfigError
-from homing.wire import Heartbeat, pack_payload
-from tests.support.coordinator_fleet import Fleet, output, submit, tokens
+from homing.wire import Heartbeat, KvEvents, pack_payload
+from tests.support.coordinator_fleet import Fleet, output, routing_hashes, submit, tokens
 
 
 class Recorded:
@@ -41,7 +41,8 @@ class Recorded:
         self.fleet.join_client(1)
         for rank in range(4):
             self.fleet.join_engine(rank)
-        events = [self.submit] * 6 + [self.finish] * 5 + [self.beat] * 3 + [self.tick, self.restart]
+        events = [self.submit] * 6 + [self.finish] * 5 + [self.beat] * 3
+        events += [self.tick, self.restart, self.correct]
         for _ in range(num_events):
             self.random.choice(events)()
         self.recorder.close()
@@ -77,6 +78,12 @@ class Recorded:
             counters=pack_payload(counters),
         )
         self.fleet.say(b"e%d" % rank, beat)
+
+    def correct(self) -> None:
+        """A rank lost the one kind of prompts, and holds the other."""
+        stored, dropped = (routing_hashes(tokens(*[kind] * 300)) for kind in (1, 2))
+        events = KvEvents(1, len(dropped) // 16, pack_payload([stored]), dropped)
+        self.fleet.say(b"e%d" % self.random.randrange(4), events)
 
     def tick(self) -> None:
         self.fleet.tick(self.random.choice([0.1, 0.5, 4.0]))

@@ -10,6 +10,7 @@ import pytest
 from homing.prefix import (
     block_hashes,
     extend_hashes,
+    last_common_point,
     num_routing_points,
     prefix_salt,
     routing_points,
@@ -82,6 +83,13 @@ def test_long_and_short_prompts_meet_at_the_same_depths():
     long = set(routing_points(8192))
     for blocks in (1, 16, 100, 512, 513, 2000, 8191):
         assert set(routing_points(blocks)[:-1]) <= long
+
+
+def test_the_last_common_point_is_one_of_every_longer_prompt():
+    for num_blocks in range(1300):
+        common = last_common_point(num_blocks)
+        longer = {*routing_points(num_blocks + 1)}
+        assert common == max(({*routing_points(num_blocks)} & longer), default=0)
 
 
 def test_a_prompt_of_131072_tokens_has_about_170_points():

@@ -64,6 +64,52 @@ def test_hashes_that_are_no_chain_spoil_nothing_but_their_own_matches() -> None:
         assert held[3] == 0
 
 
+def test_what_a_rank_stored_and_dropped_parts_the_ranks_whatever_it_says() -> None:
+    """Events may be lost, and come in an order that makes no sense."""
+    random_ = random.Random(6)
+    index = new_index(max_entries=200)
+    acts = (index.record, index.store, index.drop)
+    for step in range(3000):
+        index.advance(step / 20)
+        chain = digests(*random_.choices("abcdefghijkl", k=random_.randint(1, 9)))
+        random_.choice(acts)(chain, Slot(random_.randrange(3)))
+        held = depths_of(index, digests(*random_.choices("abcdefghijkl", k=8)), 0b1111)
+        assert held.keys() == {0, 1, 2, 3}
+        assert held[3] == 0
+
+
+def test_a_dropped_block_is_believed_held_in_no_generation() -> None:
+    index = new_index()
+    index.record(digests("a", "ab", "abc"), Slot(0))
+    index.record(digests("a", "ab", "abc"), Slot(1))
+    index.advance(TTL / 2)
+    index.record(digests("a", "ab", "abc"), Slot(0))
+    index.drop(digests("abc", "ab"), Slot(0))
+    assert depths_of(index, digests("a", "ab", "abc"), 0b11) == {0: 1, 1: 3}
+    index.drop(digests("abc", "ab", "a"), Slot(1))
+    index.drop(digests("a", "never heard of"), Slot(0))
+    assert depths_of(index, digests("a", "ab", "abc"), 0b11) == {0: 0, 1: 0}
+    assert index.num_entries == 0
+
+
+def test_what_was_dropped_and_stored_again_is_believed_whole() -> None:
+    """A drop that crosses a submission on the wire takes away what was just sent; what the engine
+    then stores makes it good, though the last block never was in doubt."""
+    index = new_index()
+    index.record(digests("a", "ab", "abc"), Slot(0))
+    index.drop(digests("ab", "a"), Slot(0))
+    index.store(digests("a", "ab", "abc"), Slot(0))
+    assert depths_of(index, digests("a", "ab", "abc"), 0b1) == {0: 3}
+
+
+def test_what_is_stored_counts_towards_the_size_and_frees_what_was_dropped() -> None:
+    index = new_index(max_entries=100)
+    for number in range(1000):
+        index.store(digests(f"{number}"), Slot(0))
+        assert index.num_entries <= 100
+        assert sum(map(len, index._dropped)) <= 100
+
+
 def test_only_the_slots_asked_for_are_credited() -> None:
     index = new_index()
     index.record(digests("a"), Slot(0))

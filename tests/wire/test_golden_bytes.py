@@ -19,6 +19,7 @@ from homing.wire import (
     Goodbye,
     Heartbeat,
     Hello,
+    KvEvents,
     Lost,
     LostReason,
     Message,
@@ -78,6 +79,7 @@ GOLDEN: list[tuple[Message, str, list[bytes]]] = [
     (AbortMatched(3, 5), "93110305", []),
     (Drain(3, 1, 0.5), "94120301cb3fe0000000000000", []),
     (Drained(3, False, "no"), "941303c2a26e6f", []),
+    (KvEvents(2, 1, b"s", b"d"), "93140201", [b"s", b"d"]),
 ]
 
 

@@ -14,6 +14,10 @@ taken apart a few entries at a time: two for each entry written, and some at eac
 
 **Size**: when the young generation holds half of `max_entries`, the turn comes early.
 
+**Corrections** come from engines that tell what they came to hold and what they lost. They lose a
+block before the one it continues, so the rule above holds. Where it does not, because something was
+never told, look-ups credit too much or too little, and that is all.
+
 **Slots** belong to one session of a rank. A closed slot is used again only when both generations
 that may hold its bit are gone, so no rank inherits the credit of another.
 """
@@ -111,10 +115,28 @@ class PrefixIndex:
         num_held = bisect_left(digests, True, key=lambda digest: not young.get(digest, 0) & bit)
         for digest in digests[num_held:]:
             young[digest] = young.get(digest, 0) | bit
-        if self._dropped:
-            self._take_apart(2 * len(digests))
-        if len(young) >= self._max_young:
-            self._turn()
+        self._written(len(digests))
+
+    def store(self, digests: Sequence[bytes], slot: Slot) -> None:
+        """`slot` holds these blocks of a prompt, by its own word.
+
+        Unlike `record` it writes them all: some may have been taken away since they were sent.
+        """
+        young, bit = self._young, 1 << slot
+        for digest in digests:
+            young[digest] = young.get(digest, 0) | bit
+        self._written(len(digests))
+
+    def drop(self, digests: Sequence[bytes], slot: Slot) -> None:
+        """`slot` holds these blocks no more, by its own word."""
+        bit = 1 << slot
+        for generation in (self._young, self._old):
+            for digest in digests:
+                mask = generation.get(digest, 0)
+                if mask == bit:
+                    del generation[digest]
+                elif mask & bit:
+                    generation[digest] = mask ^ bit
 
     def advance(self, now: float) -> None:
         """Let time pass: expire what is due. Call it often."""
@@ -142,6 +164,12 @@ class PrefixIndex:
     def close_slot(self, slot: Slot) -> None:
         """The session that had this slot is over."""
         self._closed.append(slot)
+
+    def _written(self, num_entries: int) -> None:
+        if self._dropped:
+            self._take_apart(2 * num_entries)
+        if len(self._young) >= self._max_young:
+            self._turn()
 
     def _turn(self) -> None:
         if self._old:

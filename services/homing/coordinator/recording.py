@@ -101,6 +101,10 @@ def replayed_decisions(entries: Sequence[Any]) -> Iterator[tuple[Decision, Decis
                 router.advance(now)
             case ["limit", slot, max_requests]:
                 router.limit(Slot(slot), max_requests)
+            case ["stored", slot, hashes]:
+                router.stored(Slot(slot), split_digests(bytes.fromhex(hashes)))
+            case ["dropped", slot, hashes]:
+                router.dropped(Slot(slot), split_digests(bytes.fromhex(hashes)))
             case ["clear"]:
                 router.clear()
             case ["open_slot", _]:

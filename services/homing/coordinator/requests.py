@@ -162,8 +162,10 @@ class Requests:
             totals = self._totals
             totals.finished[end.reason] += 1
             if end.reason is not FinishReason.ERROR:
-                totals.predicted_cached_tokens += request.decision.num_cached_tokens
-                totals.actual_cached_tokens += _sane(end.num_cached_tokens)
+                predicted, actual = request.decision.num_cached_tokens, _sane(end.num_cached_tokens)
+                totals.predicted_cached_tokens += predicted
+                totals.actual_cached_tokens += actual
+                totals.mispredicted_cached_tokens += abs(predicted - actual)
                 totals.generated_tokens += _sane(end.num_generated_tokens)
                 self._admission.served(engine)
 
@@ -297,8 +299,12 @@ class Requests:
         num_generated = _sane(end.num_generated_tokens) if end and end.reason in WHOLE else None
         self._router.end(request.decision, num_generated)
         if self._logs_requests:
-            reason = end.reason.value if end else event.value
-            log.debug("ended", extra=_names(request) | {"reason": reason})
+            extra = {
+                "reason": end.reason.value if end else event.value,
+                "predicted_cached_tokens": request.decision.num_cached_tokens,
+                "actual_cached_tokens": end.num_cached_tokens if end else None,
+            }
+            log.debug("ended", extra=_names(request) | extra)
 
     def _forget_digest(self, digest: int, request: Request) -> None:
         same = self._of_digest[digest]

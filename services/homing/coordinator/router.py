@@ -172,6 +172,18 @@ class RankRouter:
 
     # The index
 
+    def stored(self, slot: Slot, digests: Sequence[bytes]) -> None:
+        """An engine holds these blocks, which are a prompt's at its routing points."""
+        self.index.store(digests, slot)
+        if self._record:
+            self._record(["stored", slot, b"".join(digests).hex()])
+
+    def dropped(self, slot: Slot, digests: Sequence[bytes]) -> None:
+        """An engine holds these blocks no more."""
+        self.index.drop(digests, slot)
+        if self._record:
+            self._record(["dropped", slot, b"".join(digests).hex()])
+
     def advance(self, now: float) -> None:
         """Let time pass. Call it often."""
         self.index.advance(now)

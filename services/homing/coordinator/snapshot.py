@@ -49,6 +49,9 @@ def fleet_snapshot(
         "garbage": totals.garbage,
         "predicted_cached_tokens": totals.predicted_cached_tokens,
         "actual_cached_tokens": totals.actual_cached_tokens,
+        "mispredicted_cached_tokens": totals.mispredicted_cached_tokens,
+        "kv_stored": totals.kv_stored,
+        "kv_dropped": totals.kv_dropped,
         "generated_tokens": totals.generated_tokens,
     }
 

@@ -38,6 +38,7 @@ from homing.coordinator.events import (
     Unsent,
 )
 from homing.coordinator.history import History
+from homing.coordinator.kv_events import correct_guess
 from homing.coordinator.peers import PeerEvent, Strangers
 from homing.coordinator.records import Client, Engine, Peer, PeerState, RankId
 from homing.coordinator.requests import Requests
@@ -57,6 +58,7 @@ from homing.wire import (
     Goodbye,
     Heartbeat,
     Hello,
+    KvEvents,
     Output,
     Rejoin,
     Stats,
@@ -162,6 +164,8 @@ class Coordinator:
                 self._on_output(engine, message, frames, now)
             case Heartbeat():
                 self._on_report(engine, message, now)
+            case KvEvents():
+                self._on_kv_events(engine, message)
             case ControlDone():
                 self.sessions.control_done(engine, message, now)
             case Drain(timeout_s=timeout_s) if 0.0 <= timeout_s < float("inf"):
@@ -225,6 +229,17 @@ class Coordinator:
             rank_report = read_report(report, self.counters.of(engine.uid))
             self._router.reported(engine.slot, rank_report, now)
             self.admission.took_steps(engine, rank_report.steps)
+
+    def _on_kv_events(self, engine: Engine, events: KvEvents) -> None:
+        if engine.state is not PeerState.LIVE or not self._router.reads_prefixes:
+            return
+        try:
+            num_stored, num_dropped = correct_guess(self._router, engine.slot, events)
+        except WireError as error:
+            self._drop(engine, f"KvEvents: {error}")
+            return
+        self.totals.kv_stored += num_stored
+        self.totals.kv_dropped += num_dropped
 
     def _count(self, peer: Peer, report: Heartbeat) -> bool:
         """Take over a peer's counters; False if they cannot be read."""

@@ -48,6 +48,12 @@ class Totals:
     """Of finished requests: prompt tokens that the index said their rank held."""
     actual_cached_tokens: int = 0
     """Of the same requests: prompt tokens that their engine found cached."""
+    mispredicted_cached_tokens: int = 0
+    """Sum of the differences of the two, request by request, whichever is more."""
+    kv_stored: int = 0
+    """Block hashes that engines said they hold, in KvEvents."""
+    kv_dropped: int = 0
+    """Block hashes that engines said they hold no more."""
     generated_tokens: int = 0
     dispatched_to_rank: Counter[int] = field(default_factory=Counter[int])
     refused: Counter[str] = field(default_factory=Counter[str])

@@ -26,8 +26,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from homing.prefix import BlockHash
+
+if TYPE_CHECKING:
+    from homing.engine.kv_journal import KvJournal
 
 SCRATCH_BLOCK = 0
 
@@ -44,6 +48,8 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         """`num_blocks` includes the scratch block."""
         self.num_blocks = num_blocks
+        self.journal: KvJournal | None = None
+        """Told of what leaves the prefix index, where somebody wants to know."""
         self._free = _FreeBlocks(num_blocks)
         self._num_references = [0] * num_blocks
         self._hash_of_block: list[BlockHash | None] = [None] * num_blocks
@@ -147,6 +153,8 @@ class BlockPool:
         for block in self._cached:
             self._free.put(block)
         self._cached.clear()
+        if self.journal:
+            self.journal.cleared()
         return num_indexed
 
     def _evict(self, count: int) -> None:
@@ -157,6 +165,8 @@ class BlockPool:
             del self._block_of_hash[block_hash]
             self._hash_of_block[block] = None
             self._free.put(block)
+            if self.journal:
+                self.journal.evicted(block_hash)
 
     # What tests and an idle engine check
 

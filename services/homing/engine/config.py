@@ -32,6 +32,9 @@ class EngineConfig:
     full batches of longest requests take, whichever is least."""
     block_size: int = 16
     """Tokens of a KV block: the grain in which prefixes are shared."""
+    kv_events: bool = False
+    """Tell the coordinator which prefixes came into the cache and which were evicted, so that it
+    need not guess. Worth it where caches are small; costs a message each half second."""
     max_batch_requests: int = 64
     """Requests that run at a time; more wait. Larger: more answers in all, each more slowly."""
     max_step_tokens: int = 256

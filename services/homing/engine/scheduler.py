@@ -184,6 +184,8 @@ class Scheduler:
             request.num_cached_at_start = request.num_cached
         for block_hash in request.hashes[len(cached) :]:
             self._computing.setdefault(block_hash, request)
+        if pool.journal:
+            pool.journal.found(request)
         return True
 
     def _num_new_blocks(self, request: Request, cached: list[int]) -> int | None:
@@ -250,10 +252,14 @@ class Scheduler:
             block = int(request.block_table[index])
             request.block_table[index] = self._pool.register(block, block_hash)
             self._stop_computing(block_hash, request)
-        request.num_registered = num_full
+        before, request.num_registered = request.num_registered, num_full
+        if self._pool.journal:
+            self._pool.journal.computed(request, before)
 
     def finish(self, request: Request) -> None:
         """Whatever it was doing, it is done."""
+        if self._pool.journal:
+            self._pool.journal.ended(request)
         if request.phase is Phase.WAITING:
             self.waiting.remove(request)
         else:

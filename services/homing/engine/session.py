@@ -38,6 +38,7 @@ from homing.wire import (
     FinishReason,
     Heartbeat,
     Hello,
+    KvEvents,
     Message,
     ModelCard,
     Refused,
@@ -83,6 +84,7 @@ class EngineSession:
         self._commands = Commands(engine)
         self._retry_s = FIRST_RETRY_S
         self._heartbeat_s = FIRST_RETRY_S
+        self._reads_prefixes = False
         self._leave_by = math.inf
         self._joining_since = 0.0
         self._last_heard = 0.0
@@ -112,7 +114,7 @@ class EngineSession:
             )
             return self._rejoin(now)
         self.next_tick = now + self._heartbeat_s
-        return [self._heartbeat()]
+        return [self._heartbeat(), *self._kv_events()]
 
     def _say_hello(self, now: float) -> list[Message]:
         self.next_tick = now + self._retry_s
@@ -144,6 +146,8 @@ class EngineSession:
         self._attempt_of.clear()
         self._commands.drop()
         self._engine.abort_all()
+        if journal := self._engine.block_pool.journal:
+            journal.forget()
         self.incarnation += 1
         return self.start(now)
 
@@ -180,6 +184,7 @@ class EngineSession:
         """The fleet's state is not taken over here: the coordinator sends commands to reach it."""
         self.state = SessionState.JOINED
         self._commands.rank = message.rank
+        self._reads_prefixes = message.reads_prefixes
         self._heartbeat_s = message.heartbeat_s
         self.next_tick = now + message.heartbeat_s
         log.info("joined the fleet", extra={"rank": message.rank, "incarnation": self.incarnation})
@@ -287,6 +292,12 @@ class EngineSession:
                 dataclasses.asdict(self._engine.counters) | self._engine.queue_time.counters()
             ),
         )
+
+    def _kv_events(self) -> list[KvEvents]:
+        """What corrects the coordinator's guess, where it has one."""
+        journal = self._engine.block_pool.journal
+        events = journal.take() if journal and self._reads_prefixes else None
+        return [events] if events else []
 
 
 def _names(key: Attempt) -> dict[str, Any]:

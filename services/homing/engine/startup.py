@@ -9,6 +9,7 @@ import torch
 from homing.engine.config import EngineConfig
 from homing.engine.engine import Engine
 from homing.engine.kv_cache import KVCache
+from homing.engine.kv_journal import KvJournal
 from homing.engine.limits import engine_limits
 from homing.engine.parts import EngineParts
 from homing.engine.structured.compiler import GrammarCompiler
@@ -56,4 +57,7 @@ def load_engine(config: EngineConfig, parts: EngineParts | None = None) -> tuple
         dtype=str(shape.dtype).removeprefix("torch."),
     )
     grammars = GrammarCompiler(files.directory, shape.vocab_size, shape.eos_token_ids)
-    return Engine(model, cache, tokenizer, limits, grammars, parts), card
+    engine = Engine(model, cache, tokenizer, limits, grammars, parts)
+    if config.kv_events:
+        engine.block_pool.journal = KvJournal(limits.block_size)
+    return engine, card

@@ -28,6 +28,18 @@ _COUNTERS = {
     "requests_resubmitted": ("resubmissions", "Submissions after an engine was lost"),
     "requests_lost": ("lost_requests", "Attempts that ended because their engine was lost"),
     "ranks_lost": ("lost_ranks", "Engine ranks that died or left"),
+    "prefix_cache_predicted_tokens": (
+        "predicted_cached_tokens",
+        "Prompt tokens of finished requests that the coordinator took to be cached at their rank",
+    ),
+    "prefix_cache_actual_tokens": (
+        "actual_cached_tokens",
+        "Prompt tokens of finished requests that were cached at their rank",
+    ),
+    "prefix_cache_mispredicted_tokens": (
+        "mispredicted_cached_tokens",
+        "Difference of the two, request by request, whichever is more",
+    ),
     "garbage_messages": ("garbage", "Messages to the coordinator that were none"),
 }
 # Metric -> (key in the snapshot's totals of engine counters, help).

@@ -56,6 +56,7 @@ def engine_commands(config: LaunchConfig, address: str, lifeline_fd: int) -> lis
         max_model_len=config.max_model_len,
         kv_cache_gb=config.kv_cache_gb,
         block_size=config.block_size,
+        kv_events=config.kv_events,
         max_batch_requests=config.max_batch_requests,
         max_step_tokens=config.max_step_tokens,
         num_threads=config.engine_threads,

@@ -84,6 +84,9 @@ class LaunchConfig:
     block_size: int = EngineConfig.block_size
     """Tokens of a KV block, the unit of prefix caching: smaller matches more, and costs more."""
 
+    kv_events: bool = False
+    """Ranks tell the coordinator what their caches hold, so that it need not guess."""
+
     max_batch_requests: int = EngineConfig.max_batch_requests
     """Most requests in one step of a rank; more wait. More: more tokens/s in all, fewer each."""
 

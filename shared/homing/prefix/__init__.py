@@ -5,13 +5,14 @@ one name everywhere. Knows nothing of requests, ranks or tensors.
 """
 
 from homing.prefix.hashing import DIGEST_BYTES, BlockHash, block_hashes, extend_hashes, prefix_salt
-from homing.prefix.points import num_routing_points, routing_points
+from homing.prefix.points import last_common_point, num_routing_points, routing_points
 
 __all__ = [
     "DIGEST_BYTES",
     "BlockHash",
     "block_hashes",
     "extend_hashes",
+    "last_common_point",
     "num_routing_points",
     "prefix_salt",
     "routing_points",

@@ -27,5 +27,12 @@ def routing_points(num_blocks: int) -> tuple[int, ...]:
     return tuple(points)
 
 
+def last_common_point(num_blocks: int) -> int:
+    """The deepest depth up to `num_blocks` that is a routing point of every longer prompt, too."""
+    if num_blocks <= DENSE_UNTIL:
+        return num_blocks
+    return num_blocks - num_blocks % (COARSE_STEP if num_blocks <= COARSE_UNTIL else SPARSE_STEP)
+
+
 def num_routing_points(num_blocks: int) -> int:
     return len(routing_points(num_blocks))

@@ -328,6 +328,23 @@ class Drained(Message, frozen=True):
     detail: Text = ""
 
 
+class KvEvents(Message, frozen=True):
+    """Engine -> coordinator, after a heartbeat and only if asked for: which prefixes the rank has
+    come to hold, and which it holds no more. Stored ones come first: one that is dropped, too, was
+    stored before."""
+
+    TAG: ClassVar[int] = 20
+    num_stored: Uint
+    """Sequences in `stored`."""
+    num_dropped: Uint
+    """Digests in `dropped`."""
+    stored: Frame = None
+    """Read: a list, of each sequence the digests at its routing points, from the first on, joined;
+    None when there is none."""
+    dropped: Frame = None
+    """Read: digests, joined; None when there is none."""
+
+
 ToCoordinator = (
     Hello
     | Submit
@@ -337,6 +354,7 @@ ToCoordinator = (
     | Control
     | ControlDone
     | Heartbeat
+    | KvEvents
     | Stats
     | Drain
     | Goodbye
