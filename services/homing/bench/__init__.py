@@ -2,6 +2,7 @@
 
     serve.py         any OpenAI server, over HTTP: TTFT, ITL, tokens/s, cached tokens
     coordinator.py   the coordinator process alone: CPU a request and an Output
+    frontend.py      one frontend process, beside a bare Quart app: CPU and added time
     agreement.py     log-probabilities of the engine against those of a training model
     route.py         the routing policies, by replaying request traces
 

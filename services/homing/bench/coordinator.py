@@ -16,17 +16,14 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import psutil
 import tyro
 
 from homing.bench.coordinator_peers import BLOCK_SIZE
+from homing.bench.processes import Processes, cpu_seconds, processes
 from homing.prefix import num_routing_points
 
 PREFILL_PROMPT_TOKENS = 16384
@@ -70,27 +67,9 @@ class Load:
 
 
 class Bench:
-    """The processes of one bench. Each holds the lifeline: none outlives this one."""
-
-    def __init__(self, config: CoordinatorBenchConfig, folder: Path, lifeline_fd: int) -> None:
+    def __init__(self, config: CoordinatorBenchConfig, family: Processes) -> None:
         self._config = config
-        self._folder = folder
-        self._lifeline_fd = lifeline_fd
-        self._processes: list[subprocess.Popen[str]] = []
-
-    def start(self, module: str, *words: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, *words, "--lifeline-fd", str(self._lifeline_fd)],
-            pass_fds=[self._lifeline_fd],
-            stdout=subprocess.PIPE,
-            stderr=None if module == "homing.bench.coordinator_peers" else subprocess.DEVNULL,
-            text=True,
-        )
-        self._processes.append(process)
-        return process
-
-    def address(self, name: str) -> str:
-        return f"ipc://{self._folder / name}"
+        self.family = family
 
     def run_clients(
         self,
@@ -115,57 +94,30 @@ class Bench:
             "--max-requests": max_requests,
         }
         arguments = [str(word) for pair in words.items() for word in pair]
-        process = psutil.Process(server.pid)
-        before = _cpu_seconds(process)
+        before = cpu_seconds(server)
         clients = [
-            self.start("homing.bench.coordinator_peers", "client", *arguments)
+            self.family.start("homing.bench.coordinator_peers", "client", *arguments)
             for _ in range(config.clients)
         ]
         reports = [json.loads(client.communicate()[0]) for client in clients]
-        cpu_s = _cpu_seconds(process) - before
+        cpu_s = cpu_seconds(server) - before
         requests = sum(report["requests"] for report in reports)
         started = min(report["started"] for report in reports)
         seconds = max(report["ended"] for report in reports) - started
         return Load(requests, seconds, 1e6 * cpu_s / requests)
 
-    def stop(self) -> None:
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.wait()
-            if process.stdout:
-                process.stdout.close()
-
-
-def _cpu_seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
-
-
-@contextmanager
-def _bench(config: CoordinatorBenchConfig) -> Iterator[Bench]:
-    read_fd, write_fd = os.pipe()
-    with tempfile.TemporaryDirectory(prefix="homing-bench-") as folder:
-        bench = Bench(config, Path(folder), read_fd)
-        try:
-            yield bench
-        finally:
-            bench.stop()
-            os.close(write_fd)
-            os.close(read_fd)
-
 
 def run(config: CoordinatorBenchConfig) -> dict[str, Any]:
     """Measure; returns what is printed."""
-    with _bench(config) as bench:
-        address, bare_address = bench.address("coordinator"), bench.address("bare")
-        coordinator = bench.start(
-            "homing.coordinator", "--bind", address, "--policy", config.policy
-        )
-        bare = bench.start("homing.bench.coordinator_peers", "bare", "--address", bare_address)
+    with processes() as family:
+        bench = Bench(config, family)
+        address, bare_address = family.address("coordinator"), family.address("bare")
+        flags = ("--bind", address, "--policy", config.policy)
+        coordinator = family.start("homing.coordinator", *flags, quiet=True)
+        bare = family.start("homing.bench.coordinator_peers", "bare", "--address", bare_address)
         for rank in range(config.ranks):
             words = ("engine", "--address", address, "--rank", str(rank))
-            bench.start("homing.bench.coordinator_peers", *words)
+            family.start("homing.bench.coordinator_peers", *words)
         _fill_index(bench, coordinator, address, config)
         results = [
             _measure(bench, coordinator, address, bare, bare_address, size, config)
