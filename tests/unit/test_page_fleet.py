@@ -50,7 +50,7 @@ def test_the_coordinators_own_snapshot_is_understood_before_anyone_joined():
     snapshot = fleet_snapshot(
         Peers(max_clients=1), RankLoads(max_load=1), Totals(), ReportedCounters(), lambda _: ""
     )
-    fleet = fleet_json(snapshot, FleetView())
+    fleet = fleet_json(snapshot | {"recent": []}, FleetView())
     assert (fleet["ranks"], fleet["live_ranks"], fleet["model"]) == ([], 0, None)
     assert fleet["totals"]["generated_tokens"] == 0
 

@@ -19,6 +19,7 @@ from homing.coordinator.routing import (
     prefix_affinity,
     price,
     work,
+    work_costs,
 )
 from homing.coordinator.step_model import StepTimes
 from homing.prefix import routing_points
@@ -119,7 +120,8 @@ def work_of(
         for slot, num in enumerate(running)
     }
     matches, loads = matches_of(*held), loads_of(*running)
-    return work(matches, num_prompt_tokens, BLOCK, 100.0, STEP, prices, loads, now=0.0)
+    slots, costs = work_costs(matches, num_prompt_tokens, BLOCK, 100.0, STEP, prices, now=0.0)
+    return work(slots, costs, loads)
 
 
 def test_work_prefers_the_rank_that_holds_more_when_all_else_is_equal() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from itertools import count
 
+from homing.coordinator.loads import Slot
 from homing.coordinator.records import Client, Engine, Peer, PeerState, RankId
 from homing.errors import WireError
 from homing.wire import Hello, ModelCard, RankInfo, read_payload
@@ -82,6 +83,10 @@ class Peers:
             RankInfo(rank, engine.fleet_state, engine.state is PeerState.LIVE)
             for rank, engine in sorted(self.last_engine_of_rank.items())
         ]
+
+    def rank_of_slot(self) -> dict[Slot, RankId]:
+        """Of each rank's last session."""
+        return {engine.slot: rank for rank, engine in self.last_engine_of_rank.items()}
 
     def check_client(self, hello: Hello) -> None:
         """Raise `Refusal` unless this client may join."""

@@ -15,9 +15,18 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from homing.coordinator.backlog import Backlog, RankReport
+from homing.coordinator.explain import Explanations, policy_scores
 from homing.coordinator.loads import RankLoads, Slot
 from homing.coordinator.prefix_index import PrefixIndex
-from homing.coordinator.routing import POLICIES, WORK, Match, load_balanced, reads_prefixes, work
+from homing.coordinator.routing import (
+    POLICIES,
+    WORK,
+    Match,
+    load_balanced,
+    reads_prefixes,
+    work,
+    work_costs,
+)
 from homing.prefix import routing_points
 
 TOKENS_OF_REQUEST = 1000
@@ -57,7 +66,15 @@ class Decision(NamedTuple):
 
 
 class RankRouter:
-    def __init__(self, config: RoutingConfig, *, now: float, record: Record | None = None) -> None:
+    def __init__(
+        self,
+        config: RoutingConfig,
+        *,
+        now: float,
+        record: Record | None = None,
+        explain: bool = False,
+    ) -> None:
+        """`explain`: keep the reasons of some decisions, for people."""
         self.reads_prefixes = reads_prefixes(config.policy)
         self.index = PrefixIndex(
             ttl_s=config.prefix_ttl_s, max_entries=config.max_index_entries, now=now
@@ -68,6 +85,8 @@ class RankRouter:
             max_load=config.max_requests, max_tokens=config.max_tokens, floor=floor
         )
         self.backlog = Backlog() if config.policy == WORK else None
+        self.explanations = Explanations(enabled=explain)
+        self._policy_name = config.policy
         self._policy = POLICIES.get(config.policy, load_balanced)  # not called for WORK
         self._alpha = config.alpha
         self._num_decisions = 0
@@ -131,19 +150,26 @@ class RankRouter:
             digests, matches = None, [Match(0, loads.available)]
         else:
             matches = self.index.match(digests, routing_points(num_blocks), loads.available)
+        slots: list[Slot] = []
+        costs: list[float] = []
         if backlog := self.backlog:
-            slot = work(
+            slots, costs = work_costs(
                 matches,
                 num_prompt_tokens,
                 block_size,
                 backlog.answer_tokens,
                 backlog.model.times,
                 backlog.prices,
-                loads,
                 now,
             )
+            slot = work(slots, costs, loads)
         else:
             slot = self._policy(matches, num_blocks, loads, self._alpha)
+        if self.explanations.is_due(now):
+            scores = policy_scores(self._policy_name, matches, num_blocks, loads, self._alpha)
+            if costs:
+                scores = [s._replace(score=-costs[slots.index(s.slot)]) for s in scores]
+            self.explanations.add(now, num_blocks, slot, scores)
         matched_blocks = 0
         for match in matches:
             if match.slots >> slot & 1:

@@ -129,24 +129,22 @@ def price(
     )
 
 
-def work(
+def work_costs(
     matches: Sequence[Match],
     num_prompt_tokens: int,
     block_size: int,
     answer_tokens: float,
     step: StepTimes,
     prices: Mapping[Slot, Price],
-    loads: RankLoads,
     now: float,
-) -> Slot:
-    """Least expected time to finish the request, and to delay those that run:
+) -> tuple[list[Slot], list[float]]:
+    """The ranks, and of each the expected time to finish the request, and to delay those that run:
 
         wait + (1 + running) * own + DECODING * answer * (base + row * running + kv * context)
         own = prefill of the uncached tokens + DECODING * answer * (row + kv * prompt)
 
     It waits until the rank has computed what it owes. What it then takes by itself is felt by it
     and by each request that runs there; the step that those take already is felt by it alone.
-    Ties to the least loaded, then to the least recently chosen.
 
     Sources: wait and prefill are what Mooncake (FAST'25, algorithm 1) minimises; uncached tokens
     times requests is LMetric's rule (arXiv 2603.15202), here in seconds.
@@ -165,6 +163,11 @@ def work(
             seconds, map(prices.__getitem__, slots), strict=True
         )
     ]
+    return slots, costs
+
+
+def work(slots: Sequence[Slot], costs: Sequence[float], loads: RankLoads) -> Slot:
+    """The least of `work_costs`; ties to the least loaded, then to the least recently chosen."""
     least = min(costs)
     if costs.count(least) == 1:
         return slots[costs.index(least)]

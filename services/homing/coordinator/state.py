@@ -94,7 +94,7 @@ class Coordinator:
         history = History()
         self.totals = Totals()
         self.counters = ReportedCounters()
-        self._router = RankRouter(config.routing, now=now, record=record)
+        self._router = RankRouter(config.routing, now=now, record=record, explain=True)
         self.index, self.loads = self._router.index, self._router.loads
         self.admission = Admission(config, self._router)
         self.requests = Requests(self._router, self.admission, self._outbox, history, self.totals)
@@ -282,6 +282,7 @@ class Coordinator:
             "state": self.control.state.value,
             "epoch": self.control.weights.epoch,
             "index_entries": self.index.num_entries,
+            "recent": self._router.explanations.snapshot(self.peers.rank_of_slot(), now),
             **fleet_snapshot(
                 self.peers, self.loads, self.totals, self.counters, self.admission.circuit
             ),

@@ -1,8 +1,8 @@
 """GET /fleet: the coordinator's snapshot, cut down to what people look at.
 
 `recent`, newest first, is where the last requests went and why. Each has `age_s`, `num_blocks` of
-its prompt, the `rank` it went to, and for every rank in `scores`: `rank`, `matched_blocks`, `load`
-and `score`. Empty where the coordinator does not say.
+its prompt, the `rank` it went to, and for the best ranks in `scores`: `rank`, `matched_blocks`,
+`load` and `score`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def fleet_json(snapshot: dict[str, Any], fleet: FleetView) -> dict[str, Any]:
             "refused": sum(snapshot["refused"].values()),
         },
         "ttft": _ttft(totals),
-        "recent": snapshot.get("recent", []),
+        "recent": snapshot["recent"],
     }
 
 
