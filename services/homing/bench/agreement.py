@@ -100,8 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(config: AgreementBenchConfig, files: ModelFiles, dtype: str) -> dict[str, Any]:
     _say(f"{dtype}: the engine samples")
-    engine = _engine(config, files, dtype)
-    samples = _sample(config, engine, _prompts(config, files))
+    prompts = _prompts(config, files)
+    engine = _engine(config, files, dtype, longest_prompt=max(map(len, prompts)))
+    samples = _sample(config, engine, prompts)
     counters = engine.counters
     engine.close()
     _say(f"{dtype}: transformers reads what it sampled")
@@ -130,18 +131,25 @@ def _measure(config: AgreementBenchConfig, files: ModelFiles, dtype: str) -> dic
     }
 
 
-def _engine(config: AgreementBenchConfig, files: ModelFiles, dtype: str) -> Engine:
+def _engine(
+    config: AgreementBenchConfig, files: ModelFiles, dtype: str, longest_prompt: int
+) -> Engine:
     """With a cache so small that requests are preempted."""
     cache_dir = default_cache_dir(EngineConfig(coordinator="").environ)
     model = load_model(
         files, dtype=dtype, num_threads=config.threads, cache_dir=cache_dir, on_progress=_say
     )
-    longest = 4 * config.prompt_words + config.tokens_per_sample
+    longest = longest_prompt + config.tokens_per_sample
+    if longest > model.shape.max_context_tokens:
+        raise ConfigError(
+            f"a prompt and its sample have {longest:,} tokens; the model's context is "
+            f"{model.shape.max_context_tokens:,}: lower --prompt-words or --tokens-per-sample"
+        )
     blocks_of_longest = -(-longest // BLOCK_SIZE)
     limits = EngineLimits(
         num_blocks=blocks_of_longest + 2 * config.max_batch_requests,
         block_size=BLOCK_SIZE,
-        max_context_tokens=min(longest, model.shape.max_context_tokens),
+        max_context_tokens=longest,
         max_batch_requests=config.max_batch_requests,
         max_step_tokens=config.max_step_tokens,
         max_queued_requests=config.num_prompts * config.samples_per_prompt,

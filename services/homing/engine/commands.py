@@ -157,7 +157,7 @@ class Commands:
         def run() -> None:
             try:
                 with open_source(update, self._engine.runner.model, self.rank) as tensors:
-                    staged = self._lifecycle.stage(tensors, partial=update.partial)
+                    staged = self._lifecycle.stage(tensors, partial=update.partial, owned=True)
             except Exception as error:
                 if not isinstance(error, HomingError | OSError):
                     log.exception("an update could not be prepared")

@@ -136,25 +136,31 @@ class Lifecycle:
         tensors: Iterable[tuple[str, Tensor]],
         *,
         partial: bool = False,
+        owned: bool = False,
         in_flight: InFlightKV = InFlightKV.KEEP,
         epoch: int | None = None,
     ) -> StagedWeights:
         """`stage` and `swap` in one. Raises what `stage` does; then the old weights serve on."""
-        staged = self.stage(tensors, partial=partial)
+        staged = self.stage(tensors, partial=partial, owned=owned)
         self.swap(staged, in_flight=in_flight, epoch=epoch)
         return staged
 
     def stage(
-        self, tensors: Iterable[tuple[str, Tensor]], *, partial: bool = False
+        self,
+        tensors: Iterable[tuple[str, Tensor]],
+        *,
+        partial: bool = False,
+        owned: bool = False,
     ) -> StagedWeights:
         """A model with these parameters, by their Hugging Face names, beside the one that serves.
+        owned: nobody else has the tensors' memory.
 
         May run on another thread, but not during another `stage`, `suspend` or `resume`. Raises
         InvalidRequest for names, shapes, dtypes and values that cannot be right.
         """
         if partial and self._suspension.has_weights:
             raise NotAllowed("the weights are offloaded: resume before you update some of them")
-        return stage(self._runner.model, tensors, partial=partial)
+        return stage(self._runner.model, tensors, partial=partial, owned=owned)
 
     def swap(
         self,

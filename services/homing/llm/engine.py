@@ -198,13 +198,14 @@ class Engine:
         source = self._model if source is None else source
         lifecycle = self._core.lifecycle
         options = {"partial": partial, "in_flight": InFlightKV(in_flight), "epoch": epoch}
+        is_path = isinstance(source, str | PathLike)
         with self._lock, ExitStack() as stack:
-            if isinstance(source, str | PathLike):
+            if is_path:
                 update = UpdateWeights(source=WeightSource.DIRECTORY, path=fspath(source))
                 tensors = stack.enter_context(open_source(update, self.runner.model, None))
             else:
                 tensors = named_tensors(source)
-            lifecycle.update_weights(tensors, **options)
+            lifecycle.update_weights(tensors, owned=is_path, **options)
             return lifecycle.epoch
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ class CDecoder:
         self._model = self._build_model()
         self._addresses: CacheAddresses | None = None
 
-    @property
+    @cached_property
     def parameter_shapes(self) -> Mapping[str, tuple[int, ...]]:
         return parameter_shapes(self._config)
 

@@ -14,7 +14,9 @@ def pack(weight: Tensor) -> Tensor:
 
     fp32: [panels, in, 16]. bf16: [panels, in / 2, 16, 2], so that one 32-bit word holds a pair.
     """
-    weight = F.pad(weight, (0, 0, 0, -weight.shape[0] % PANEL)).contiguous()
+    if missing := -weight.shape[0] % PANEL:
+        weight = F.pad(weight, (0, 0, 0, missing))  # a copy, even of nothing missing
+    weight = weight.contiguous()
     if weight.dtype == torch.bfloat16:
         weight = weight.view(torch.int32)  # a pair moves as one
     panels = weight.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +55,7 @@ class TorchDecoder:
             config.rope, head_dim=config.head_dim, num_positions=config.max_context_tokens
         )
 
-    @property
+    @cached_property
     def parameter_shapes(self) -> Mapping[str, tuple[int, ...]]:
         return parameter_shapes(self._config)
 

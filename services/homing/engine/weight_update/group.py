@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from homing.engine.weight_update.arena import Arena
 from homing.errors import InvalidRequest
 from homing.wire import WeightGroup
 
@@ -37,7 +38,9 @@ def receive(group: WeightGroup, group_rank: int) -> Iterator[tuple[str, Tensor]]
     )
     store.set(f"ready/{group_rank}", "")
     members: Any = dist.ProcessGroupGloo(store, group_rank, size, timeout)
-    for info in group.tensors:
-        tensor = torch.empty(info.shape, dtype=_DTYPES[info.dtype])
+    dtypes = [_DTYPES[info.dtype] for info in group.tensors]
+    arena = Arena.of([info.shape for info in group.tensors], dtypes)
+    for info, dtype in zip(group.tensors, dtypes, strict=True):
+        tensor = arena.take(info.shape, dtype)
         members.broadcast(tensor, 0).wait()
         yield info.name, tensor

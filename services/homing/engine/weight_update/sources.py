@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 from torch import Tensor
 
 from homing.engine.models import Model
-from homing.engine.models.checkpoint import TensorFiles, weight_files
+from homing.engine.models.checkpoint import weight_files
+from homing.engine.weight_update.files import WeightFile
 from homing.engine.weight_update.group import receive
 from homing.engine.weight_update.staging import check_names
 from homing.errors import InvalidRequest
@@ -21,7 +23,8 @@ NamedTensors = Iterable[tuple[str, Tensor]]
 
 @contextmanager
 def open_source(update: UpdateWeights, model: Model, rank: int | None) -> Iterator[NamedTensors]:
-    """The named tensors of an update, to be read once. `rank` is this engine's in the fleet.
+    """The named tensors of an update, to be read once; their memory is the reader's. `rank` is this
+    engine's in the fleet.
 
     Raises ConfigError or InvalidRequest for a source that is not there, or not whole, or changes
     while it is read; what can be seen without the tensors is checked before there are any.
@@ -36,11 +39,10 @@ def open_source(update: UpdateWeights, model: Model, rank: int | None) -> Iterat
         return
     paths = _paths(update.path)
     before = _versions(paths)
-    files = TensorFiles(paths)
-    try:
-        yield files.items()
-    finally:
-        files.close()
+    files = [WeightFile(path) for path in paths]
+    shapes = {name: shape for file in files for name, shape in file.shapes.items()}
+    check_names(model, shapes, partial=update.partial)
+    yield chain.from_iterable(file.read() for file in files)
     if _versions(paths) != before:
         raise InvalidRequest(f"{update.path} was written to while it was read")
 

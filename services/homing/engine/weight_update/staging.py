@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from homing.engine.models import Model
+from homing.engine.weight_update.arena import Arena
 from homing.errors import InvalidRequest
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -31,16 +33,19 @@ class StagedWeights:
     """Spent on the layout that the model computes with."""
 
 
-def stage(model: Model, tensors: Iterable[tuple[str, Tensor]], *, partial: bool) -> StagedWeights:
+def stage(
+    model: Model, tensors: Iterable[tuple[str, Tensor]], *, partial: bool, owned: bool = False
+) -> StagedWeights:
     """A model with the parameters `tensors`, by their Hugging Face names, of any float dtype.
 
     partial: those that are not among them stay what they are in `model`; else all must be.
+    owned: nobody else has their memory, so what is of the engine's dtype needs no copy.
 
     Raises InvalidRequest for names, shapes, dtypes and values that cannot be right. `model` goes on
     computing, and nothing of `tensors` is referred to afterwards.
     """
+    copier = _Copier(model, owned=owned)
     start = time.perf_counter()
-    copier = _Copier(model)
     for name, tensor in tensors:
         copier.add(name, tensor)
     copier.check_complete(partial=partial)
@@ -60,18 +65,23 @@ def stage(model: Model, tensors: Iterable[tuple[str, Tensor]], *, partial: bool)
 
 def check_names(model: Model, shapes: Mapping[str, tuple[int, ...]], *, partial: bool) -> None:
     """The same checks, before there is any tensor."""
-    copier = _Copier(model)
+    copier = _Copier(model, owned=False)
     for name, shape in shapes.items():
         copier.check(name, shape)
     copier.check_complete(partial=partial)
 
 
 class _Copier:
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, owned: bool) -> None:
         self.parameters: dict[str, Tensor] = {}
         self.check_s = 0.0
         self._shapes = model.parameter_shapes
         self._dtype = model.shape.dtype
+        self._owned = owned
+        # Twice the largest: a tied head may come beside the embedding that it is.
+        shapes = list(self._shapes.values())
+        shapes.append(max(shapes, key=math.prod))
+        self._arena = Arena.of(shapes, [self._dtype] * len(shapes))
         self._seen: set[str] = set()
         self._tied_head: Tensor | None = None
 
@@ -90,8 +100,7 @@ class _Copier:
         self.check(name, tuple(tensor.shape))
         if not tensor.is_floating_point():
             raise InvalidRequest(f"{name} is of {tensor.dtype}; it must be of a float dtype")
-        copy = torch.empty(tensor.shape, dtype=self._dtype)
-        copy.copy_(tensor.detach())
+        copy = self._own(tensor.detach())
         start = time.perf_counter()
         if not _is_finite(copy):
             raise InvalidRequest(f"{name} has values that are not finite in {self._dtype}")
@@ -100,6 +109,12 @@ class _Copier:
             self._tied_head = copy
         else:
             self.parameters[name] = copy
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        """In the engine's dtype, and memory that nobody else has."""
+        if self._owned and tensor.dtype == self._dtype:
+            return tensor
+        return self._arena.take(tuple(tensor.shape), self._dtype).copy_(tensor)
 
     def check_complete(self, *, partial: bool) -> None:
         missing = self._shapes.keys() - self._seen
