@@ -402,3 +402,18 @@ async def test_garbage_from_the_coordinator_is_dropped():
         done = Delta(submit.request_id, 0, uint32(2), finish=STOPPED)
         coordinator.send(peer, output(client, done))
         assert len(await parts_of(generation)) == 1
+
+
+def test_parts_are_joined_where_nothing_is_lost_by_it() -> None:
+    first = Part(token_ids=[1], log_probs=[-0.5], num_cached_tokens=3)
+    second = Part(token_ids=[2, 3], log_probs=[-1.0, -2.0], finish=Finish(FinishReason.STOP))
+    assert first.can_take(second)
+    assert first.joined(second) == Part(
+        token_ids=[1, 2, 3],
+        log_probs=[-0.5, -1.0, -2.0],
+        num_cached_tokens=3,
+        finish=Finish(FinishReason.STOP),
+    )
+    assert not second.can_take(first), "nothing follows an end"
+    assert not Part([1], epoch=1).can_take(Part([2], epoch=2)), "each token keeps its epoch"
+    assert not Part([1]).can_take(Part([2], log_probs=[-1.0]))

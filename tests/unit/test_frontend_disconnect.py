@@ -164,3 +164,20 @@ async def test_a_stop_does_not_wait_for_ever_and_tells_whoever_waits(tmp_path):
         await asyncio.wait_for(frontend.serving, 3.0)
         assert (await whole).status_code == 503
         assert "error" in json.loads(sse_data((await streamed).text)[-1])
+
+
+async def test_what_waits_for_a_slow_reader_is_joined_and_nothing_of_it_is_lost(tmp_path):
+    num_tokens = 20_000
+
+    def endless(prompt, params):
+        for index in range(num_tokens):
+            yield Part(token_ids=byte_ids("ab"[index % 2]))
+        yield Part(token_ids=[], finish=STOP)
+
+    async with serving(tmp_path, endless, max_context_tokens=2**20) as frontend:
+        body = {"messages": HELLO["messages"]}
+        texts = []
+        async for event in frontend.events(CHAT, body):
+            texts.append(event["choices"][0]["delta"].get("content") or "")
+    assert "".join(texts) == "ab" * (num_tokens // 2)
+    assert len(texts) < num_tokens / 10

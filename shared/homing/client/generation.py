@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 import msgspec
@@ -41,6 +41,26 @@ class Part:
     """Weight epoch under which the tokens were sampled."""
     finish: Finish | None = None
 
+    def can_take(self, later: Part) -> bool:
+        """Whether the two can be one part and lose nothing."""
+        return (
+            self.finish is None
+            and self.epoch == later.epoch
+            and (self.log_probs is None) == (later.log_probs is None)
+            and (self.top is None) == (later.top is None)
+            and later.num_cached_tokens is None
+            and later.prompt_log_probs is None
+        )
+
+    def joined(self, later: Part) -> Part:
+        """This part and the next one of the stream as one; this one's lists become its own."""
+        self.token_ids.extend(later.token_ids)
+        if self.log_probs is not None and later.log_probs is not None:
+            self.log_probs.extend(later.log_probs)
+        if self.top is not None and later.top is not None:
+            self.top.extend(later.top)
+        return replace(self, finish=later.finish)
+
 
 class Generation:
     """An async iterator of `Part`s. Raises one of Homing's errors instead of ending when it
@@ -58,6 +78,7 @@ class Generation:
         max_new_tokens: int,
         priority: int = 0,
         deadline: float | None = None,
+        tenant: int | None = None,
         send_abort: Callable[[Generation], None],
         forget: Callable[[Generation], None],
     ) -> None:
@@ -70,6 +91,7 @@ class Generation:
         self.priority = priority
         self.deadline = deadline
         """By the clock of the client's event loop."""
+        self.tenant = tenant
         self.abort_asked = False
         self.homeless_since: float | None = None
         """When it last went on, if no rank is at work on it since."""
