@@ -104,6 +104,7 @@ class FakeGeneration:
     num_resumed_tokens: int = 0
     priority: int = 0
     timeout_s: float | None = None
+    tenant: int | None = None
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -215,6 +216,7 @@ class FakeClient:
         num_resumed_tokens: int = 0,
         priority: int = 0,
         timeout_s: float | None = None,
+        tenant: int | None = None,
     ) -> FakeGeneration:
         if not self.fleet.live_ranks:
             raise Unavailable("no engine is serving", retry_after_s=2.5)
@@ -227,6 +229,7 @@ class FakeClient:
         generation = FakeGeneration(prompt, params, cache_salt, external_id, steps)
         generation.num_resumed_tokens = num_resumed_tokens
         generation.priority, generation.timeout_s = priority, timeout_s
+        generation.tenant = tenant
         self.submitted.append(generation)
         return generation
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from homing.coordinator.fairness import CONTENTION_S, FairShares
+from homing.coordinator.fairness import CONTENTION_S, MAX_REFUSED, FairShares
 from homing.coordinator.health import (
     FIRST_BACKOFF_S,
     LONGEST_BACKOFF_S,
@@ -161,8 +161,7 @@ def test_a_rank_that_leaves_gets_nothing_even_if_no_other_is_there() -> None:
 
 def holder(shares: FairShares, num_requests: int) -> Client:
     client = Client(b"c", 1, 0.0)
-    for number in range(num_requests):
-        client.requests[number] = None  # type: ignore[assignment]  # only counted
+    for _ in range(num_requests):
         shares.took(client)
     return client
 
@@ -181,6 +180,27 @@ def test_a_client_that_was_refused_claims_its_share_for_a_while() -> None:
     assert shares.share(10, 0.0) == 5
     assert not shares.is_contended(CONTENTION_S)
     assert shares.share(10, CONTENTION_S + 0.1) == 10
+
+
+def test_who_holds_nothing_any_more_claims_nothing() -> None:
+    shares = FairShares()
+    client = holder(shares, 2)
+    other = holder(shares, 1)
+    assert (shares.num_holders, shares.num_held(client)) == (2, 2)
+    for _ in range(2):
+        shares.gave_back(client, 0.0)
+    assert (shares.num_holders, shares.num_held(client)) == (1, 0)
+    assert shares.share(10, 0.0) == 10
+    assert shares.num_held(other) == 1
+
+
+def test_of_how_many_it_is_known_that_they_were_refused_is_bounded() -> None:
+    shares = FairShares()
+    for tenant in range(MAX_REFUSED + 500):
+        shares.refused(tenant, 0.0)
+    assert len(shares._refused_at) == MAX_REFUSED
+    assert shares.share(10, CONTENTION_S + 0.1) == 10
+    assert not shares._refused_at
 
 
 def test_every_claimant_has_a_share_of_at_least_one() -> None:
@@ -303,6 +323,28 @@ def test_a_client_above_its_share_is_refused_first() -> None:
     fleet.now += CONTENTION_S
     fleet.say(b"e0", output((1, 0)))
     assert ranks_of(fleet.say(b"c1", submit(1, 11))), "nobody else wants it any more"
+
+
+def test_tenants_share_places_whichever_clients_submit_for_them() -> None:
+    """Two frontends, two API keys: who floods both has one share, not one of each."""
+    fleet = Fleet(max_queued_requests=4)
+    fleet.join_engine()
+    for number in (1, 2):
+        fleet.join_client(number)
+    for number in range(4):
+        client = 1 + number % 2
+        assert ranks_of(fleet.say(b"c%d" % client, submit(client, number, tenant=7)))
+    [refusal] = lost(fleet.say(b"c1", submit(1, 10, tenant=8)))
+    assert refusal.reason is LostReason.OVERLOADED
+    fleet.say(b"e0", output((0, 0), client=1))
+    for client in (1, 2):
+        [refusal] = lost(fleet.say(b"c%d" % client, submit(client, 20, tenant=7)))
+        assert "this tenant has its share of 2" in refusal.detail
+    assert ranks_of(fleet.say(b"c1", submit(1, 11, tenant=8)))
+    fleet.say(b"e0", output((11, 0), client=1))
+    fleet.say(b"c1", Goodbye())
+    fleet.say(b"c2", Goodbye())
+    assert fleet.coordinator.admission.shares.num_holders == 0
 
 
 def test_a_rank_with_too_many_prompt_tokens_takes_no_more_requests() -> None:

@@ -60,6 +60,23 @@ async def test_no_key_and_no_right_one_are_401_in_the_shape_of_openai(tmp_path, 
         assert not frontend.fleet.submitted
 
 
+async def test_each_key_is_a_tenant_of_its_own_and_the_same_at_every_frontend(tmp_path):
+    tenants: list[list[int | None]] = []
+    for access in (KEYS, KEYS, AccessSettings()):
+        async with serving(tmp_path, says(byte_ids("x")), access=access) as frontend:
+            for key in ("one", "two", "one"):
+                body = {"prompt": "hi"}
+                path = "/v1/completions"
+                response = await frontend.http.post(path, json=body, headers=bearer(key))
+                assert response.status_code == 200
+            tenants.append([generation.tenant for generation in frontend.fleet.submitted])
+    first, second, without_keys = tenants
+    assert first == second
+    assert first[0] == first[2] != first[1]
+    assert all(tenant is not None and 0 <= tenant < 2**63 for tenant in first)
+    assert without_keys == [None] * 3
+
+
 @pytest.mark.parametrize("path", ["/health", "/health/", "/version", "/", "/page/page.js"])
 async def test_probes_and_the_page_need_no_key(tmp_path, path):
     async with serving(tmp_path, says(byte_ids("x")), access=KEYS) as frontend:

@@ -74,11 +74,11 @@ def test_absent_and_empty_frames_differ():
 
 
 def test_a_field_that_is_new_may_be_missing_and_a_newer_one_is_ignored():
-    metadata, *frames = pack(Submit(1, 2, 0, 3, 0, 4, "salt", 9, 0, 2.0))
+    metadata, *frames = pack(Submit(1, 2, 0, 3, 0, 4, "salt", 9, 0, 2.0, 5))
     fields = msgspec.msgpack.decode(metadata)
     older = msgspec.msgpack.encode(fields[:-1])
     newer = msgspec.msgpack.encode([*fields, "more"])
-    assert parse_submit([older, *frames]).deadline_s is None
+    assert parse_submit([older, *frames]).tenant is None
     assert parse_submit([newer, *frames]).cache_salt == "salt"
 
 

@@ -54,8 +54,8 @@ GOLDEN: list[tuple[Message, str, list[bytes]]] = [
         [b"c", b"\xc0"],
     ),
     (
-        Submit(2**63 - 1, 2, 0, 16, 4, 64, "s", 9, -1, 2.0, b"prompt", b"sampling", b""),
-        "9b06cf7fffffffffffffff0200100440a17309ffcb4000000000000000",
+        Submit(2**63 - 1, 2, 0, 16, 4, 64, "s", 9, -1, 2.0, 7, b"prompt", b"sampling", b""),
+        "9c06cf7fffffffffffffff0200100440a17309ffcb400000000000000007",
         [b"prompt", b"sampling", b""],
     ),
     (Output(7, 2, 1, b"f", b"d"), "9407070201", [b"f", b"d"]),

@@ -1,7 +1,8 @@
 """Admission: which requests are let in, and which ranks they may go to.
 
 Puts together what `health` says of each rank, which ranks are leaving, the bounds on what a rank
-may have, and each client's fair share. How to choose among the ranks that are left is `router`'s.
+may have, and the fair share of each client or tenant. How to choose among the ranks that are left is
+`router`'s.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 from homing.coordinator.config import CoordinatorConfig
 from homing.coordinator.fairness import FairShares
 from homing.coordinator.health import FleetHealth, RankSigns
-from homing.coordinator.records import Client, Engine, PeerState, RankId
+from homing.coordinator.records import Engine, Holder, PeerState, RankId
 from homing.coordinator.router import RankRouter
 from homing.coordinator.step_model import StepModel, StepSums
 
@@ -88,11 +89,11 @@ class Admission:
 
     # Requests
 
-    def why_not(self, client: Client, now: float) -> str | None:
-        """Why this client may have no further request now; None if it may."""
+    def why_not(self, holder: Holder, now: float) -> str | None:
+        """Why this client or tenant may have no further request now; None if it may."""
         loads = self._router.loads
         if not loads.available:
-            self.shares.refused(client, now)
+            self.shares.refused(holder, now)
             config = self._config
             return (
                 f"every rank has its limit of {config.max_queued_requests} requests or "
@@ -100,6 +101,7 @@ class Admission:
             )
         if self.shares.is_contended(now):
             share = self.shares.share(loads.num_places, now)
-            if len(client.requests) >= share:
-                return f"the fleet is full and this client has its share of {share} requests"
+            if self.shares.num_held(holder) >= share:
+                who = "tenant" if isinstance(holder, int) else "client"
+                return f"the fleet is full and this {who} has its share of {share} requests"
         return None

@@ -1,63 +1,78 @@
 """FairShares: who is refused first while the fleet is full, and when to come again. Pure.
 
-Whoever comes first is served while there is room. But when a client was refused for want of it,
-then for a while no client may hold more than the fleet's places divided by the clients that claim
-some: those that hold places, and those that were refused. What a client holds beyond its share it
+Whoever comes first is served while there is room. But when somebody was refused for want of it,
+then for a while no holder may have more than the fleet's places divided by the holders that claim
+some: those that have places, and those that were refused. What a holder has beyond its share it
 keeps; the next one that it asks for goes to somebody else.
+
+A holder is a tenant, whichever clients submit for it, or a client that submits for none.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from homing.coordinator.records import Client
+from homing.coordinator.records import Holder
 
 CONTENTION_S = 5.0
 """For so long after a refusal for want of room, shares count."""
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 RECENT_S = 30.0
 """Ends older than this say nothing of how fast places become free."""
+MAX_REFUSED = 4096
+"""Holders without a place of which it is known that they were refused; the oldest go first."""
 
 
 class FairShares:
     def __init__(self) -> None:
-        self.num_holders = 0
-        """Clients that have requests in flight."""
-        self._refused_at: dict[Client, float] = {}  # of those that have none in flight
+        self._num_held: dict[Holder, int] = {}  # places, of those that have any
+        self._refused_at: dict[Holder, float] = {}  # of those that have none
         self._contended_until = 0.0
         self._refusals: deque[float] = deque(maxlen=1024)
         self._ends: deque[float] = deque(maxlen=128)
 
-    def took(self, client: Client) -> None:
-        """A client got a place; call it after the place was entered."""
-        if len(client.requests) == 1:
-            self.num_holders += 1
-            self._refused_at.pop(client, None)
+    def num_held(self, holder: Holder) -> int:
+        return self._num_held.get(holder, 0)
 
-    def gave_back(self, client: Client, now: float | None) -> None:
+    @property
+    def num_holders(self) -> int:
+        """That have requests in flight."""
+        return len(self._num_held)
+
+    def took(self, holder: Holder) -> None:
+        """It got a place."""
+        self._num_held[holder] = self._num_held.get(holder, 0) + 1
+        if self._refused_at:
+            self._refused_at.pop(holder, None)
+
+    def gave_back(self, holder: Holder, now: float | None) -> None:
         """A place became free; `now` unless that says nothing of how fast they do."""
-        self.num_holders -= not client.requests
+        left = self._num_held.pop(holder) - 1
+        if left:
+            self._num_held[holder] = left
         if now is not None:
             self._ends.append(now)
 
-    def refused(self, client: Client, now: float) -> None:
-        """There was no place for a client at all."""
+    def refused(self, holder: Holder, now: float) -> None:
+        """There was no place for it at all."""
         self._contended_until = now + CONTENTION_S
         self._refusals.append(now)
-        if not client.requests:
-            self._refused_at[client] = now
+        if holder not in self._num_held:
+            self._refused_at[holder] = now
+            if len(self._refused_at) > MAX_REFUSED:
+                del self._refused_at[next(iter(self._refused_at))]
 
-    def forget(self, client: Client) -> None:
-        self._refused_at.pop(client, None)
+    def forget(self, holder: Holder) -> None:
+        self._refused_at.pop(holder, None)
 
     def is_contended(self, now: float) -> bool:
         return now < self._contended_until
 
     def share(self, num_places: int, now: float) -> int:
-        """What one client may hold of the fleet's places while they are contended."""
-        for client, then in list(self._refused_at.items()):
+        """What one holder may have of the fleet's places while they are contended."""
+        for holder, then in list(self._refused_at.items()):
             if now - then > CONTENTION_S:
-                del self._refused_at[client]
+                del self._refused_at[holder]
         claimants = max(1, self.num_holders + len(self._refused_at))
         return max(1, -(-num_places // claimants))
 

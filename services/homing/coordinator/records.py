@@ -49,6 +49,10 @@ class Client:
         return f"client {self.uid:x}"
 
 
+Holder = Client | int
+"""Who a request counts for while places are short: its client, or the tenant that it names."""
+
+
 class Owed(NamedTuple):
     """A command that an engine was told and has not answered."""
 
@@ -98,6 +102,7 @@ class Request:
     request_id: int
     attempt: int
     decision: Decision
+    holder: Holder
     external_digest: int | None = None
     state: RequestState = RequestState.NEW
 

@@ -10,7 +10,7 @@ The rank's load is charged at dispatch and given back at the end, whichever it i
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any
@@ -22,7 +22,7 @@ from homing.coordinator.events import Forward, Outbox, Send
 from homing.coordinator.history import History
 from homing.coordinator.loads import Slot
 from homing.coordinator.prefix_index import split_digests
-from homing.coordinator.records import Client, Engine, Request, RequestState
+from homing.coordinator.records import Client, Engine, Holder, Request, RequestState
 from homing.coordinator.router import RankRouter
 from homing.coordinator.totals import Totals
 from homing.prefix import DIGEST_BYTES, num_routing_points
@@ -110,7 +110,7 @@ class Requests:
         elif not self._loads.num_open or self.block_size is None:
             detail = "no engine is serving"
             self._refuse(client, *ids, LostReason.NO_RANK, detail, RETRY_AFTER_S)
-        elif why := self._admission.why_not(client, now):
+        elif why := self._admission.why_not(_holder(client, submit), now):
             retry_after_s = self._shares.retry_after_s(now)
             self._refuse(client, *ids, LostReason.OVERLOADED, why, retry_after_s)
         else:
@@ -238,12 +238,18 @@ class Requests:
         decision = self._router.route(digests, submit.num_prompt_tokens, block_size, now)
         engine = self._engine_of_slot[decision.slot]
         request = Request(
-            client, engine, submit.request_id, submit.attempt, decision, submit.external_digest
+            client,
+            engine,
+            submit.request_id,
+            submit.attempt,
+            decision,
+            _holder(client, submit),
+            submit.external_digest,
         )
         self._move(request, RequestEvent.DISPATCHED)
         client.requests[submit.request_id] = request
         engine.requests.add(request)
-        self._shares.took(client)
+        self._shares.took(request.holder)
         if request.external_digest is not None:
             self._of_digest[request.external_digest].add(request)
         self._totals.dispatched += 1
@@ -293,7 +299,7 @@ class Requests:
         self._move(request, event)
         del request.client.requests[request.request_id]
         request.engine.requests.remove(request)
-        self._shares.gave_back(request.client, now)
+        self._shares.gave_back(request.holder, now)
         if request.external_digest is not None:
             self._forget_digest(request.external_digest, request)
         num_generated = _sane(end.num_generated_tokens) if end and end.reason in WHOLE else None
@@ -327,10 +333,16 @@ class Requests:
         for request in of_clients:
             assert request.client.requests[request.request_id] is request
             assert request.state in (RequestState.RUNNING, RequestState.ABORTING)
-        assert self._shares.num_holders == len({request.client for request in of_clients})
+        held = Counter(request.holder for request in of_clients)
+        assert held == {holder: self._shares.num_held(holder) for holder in held}
+        assert self._shares.num_holders == len(held)
         for slot, engine in self._engine_of_slot.items():
             assert engine.slot == slot
             assert self._loads.load(slot) == sum(r.decision.load for r in engine.requests)
+
+
+def _holder(client: Client, submit: Submit) -> Holder:
+    return client if submit.tenant is None else submit.tenant
 
 
 def _names(request: Request) -> dict[str, Any]:

@@ -43,13 +43,16 @@ class Access:
         self._origins = frozenset(settings.allowed_origins)
         self._is_public = settings.is_public
 
-    def check_user(self) -> None:
-        """Raises `Unauthorized` unless the request may use the model."""
+    def check_user(self) -> int | None:
+        """Whose key the request carries, as a number; None where it needs none. Raises
+        `Unauthorized` unless the request may use the model."""
         path = request.path.rstrip("/") or "/"
         if not self._api_keys or path in _OPEN_PATHS or path.startswith(_OPEN_PREFIX):
-            return
-        if not _matches(_given_key(), [*self._api_keys, *self._admin_keys]):
+            return None
+        key = _given_key()
+        if not _matches(key, [*self._api_keys, *self._admin_keys]):
             raise Unauthorized("the request carries no valid API key: Authorization: Bearer KEY")
+        return int.from_bytes(key[:8]) >> 1
 
     def check_admin(self) -> None:
         """Raises `Unauthorized` or `Forbidden` unless the request may control the fleet."""

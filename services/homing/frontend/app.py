@@ -54,7 +54,7 @@ def create_app(service: Service, settings: AccessSettings | None = None) -> Quar
         g.request_id = _request_id()
         if answer := access.preflight():
             return answer
-        access.check_user()
+        g.tenant = access.check_user()
         return None
 
     @app.after_request
@@ -211,7 +211,7 @@ def _add_error_handlers(app: Quart) -> None:
 
 def _call(service: Service, model: ServedModel) -> Call:
     stopwatch = Stopwatch(service.measures)
-    return Call(service.client, model.tokenizer, stopwatch, g.request_id)
+    return Call(service.client, model.tokenizer, stopwatch, g.request_id, g.tenant)
 
 
 def _request_id() -> str:

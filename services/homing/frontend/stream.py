@@ -74,6 +74,8 @@ class Call:
     stopwatch: Stopwatch
     request_id: str
     """What /abort knows its generations by, unless its body gives them names."""
+    tenant: int | None
+    """Whose API key it carries, if it needs one."""
 
 
 async def answer(job: Job, reply: Reply, call: Call) -> Response:
@@ -108,6 +110,7 @@ def _options(request: GenerationRequest, call: Call) -> SubmitOptions:
         cache_salt=request.cache_salt or "",
         priority=request.priority or 0,
         timeout_s=request.timeout_s,
+        tenant=call.tenant,
     )
 
 

@@ -140,6 +140,7 @@ class Client:
         num_resumed_tokens: int = 0,
         priority: int = 0,
         timeout_s: float | None = None,
+        tenant: int | None = None,
     ) -> Generation:
         """Start a generation from `prompt_tokens` (little-endian uint32).
 
@@ -149,6 +150,8 @@ class Client:
         external_id: a name, not necessarily unique, for any client's `abort_matching`.
         priority: lower is sooner; engines let such requests run in place of others.
         timeout_s: after which it ends as aborted, wherever it is, with what there is.
+        tenant: of those that share this client, whose it is, a number below 2^63: while places are
+        short each tenant has a fair share, whichever clients submit for it.
 
         Raises `InvalidRequest`, `ContextLengthExceeded`, `Overloaded` or `Unavailable` without
         having started anything. What goes wrong later is raised by iterating the result.
@@ -173,6 +176,7 @@ class Client:
             max_new_tokens=max_new_tokens,
             priority=priority,
             deadline=None if timeout_s is None else self._session.now() + timeout_s,
+            tenant=tenant,
             send_abort=self._send_abort,
             forget=self._forget,
         )
@@ -377,6 +381,7 @@ class Client:
                 external_digest=generation.external_digest,
                 priority=generation.priority,
                 deadline_s=generation.remaining_s(self._session.now()),
+                tenant=generation.tenant,
                 prompt=tokens,
                 sampling=generation.params.to_bytes(),
                 block_hashes=self._routing_hashes(tokens, generation.cache_salt),

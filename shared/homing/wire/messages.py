@@ -172,6 +172,9 @@ class Submit(Message, frozen=True):
     """Lower is sooner: engines run it before, and in place of, requests of a higher number."""
     deadline_s: float | None = None
     """Seconds that it has left; then it ends as aborted, with what was generated. None: no end."""
+    tenant: Uint | None = None
+    """Of those that share the client, whose it is: while places are short each has a fair share.
+    None: the client's own."""
     prompt: Frame = None
     """Token ids, little-endian uint32."""
     sampling: Frame = None
