@@ -1,8 +1,8 @@
 """Admission: which requests are let in, and which ranks they may go to.
 
 Puts together what `health` says of each rank, which ranks are leaving, the bounds on what a rank
-may have, and the fair share of each client or tenant. How to choose among the ranks that are left is
-`router`'s.
+may have, and the fair share of each client or tenant. How to choose among the ranks that are left
+is `router`'s.
 """
 
 from __future__ import annotations
