@@ -188,6 +188,7 @@ class FakeClient:
         self.snapshot: dict[str, Any] = {}
         self.commands: list[tuple[Command, Any]] = []
         self.control_error: HomingError | None = None
+        self.drained: list[tuple[int, float]] = []
         self._max_inflight = max_inflight
 
     @property
@@ -248,6 +249,11 @@ class FakeClient:
         if command in STATE_AFTER:
             self.fleet = replace(self.fleet, state=STATE_AFTER[command])
         return {0: {"unfinished_requests": len(self.running)}}
+
+    async def drain(self, rank: int, *, timeout_s: float = 30.0) -> None:
+        if self.control_error:
+            raise self.control_error
+        self.drained.append((rank, timeout_s))
 
     async def stats(self) -> dict[str, Any]:
         if not self.fleet.connected:

@@ -174,6 +174,9 @@ async def test_requests_are_aborted_by_their_exact_names_or_all(tmp_path, path, 
         ("/update_weights", {}, "path"),
         ("/update_weights", {"path": "/w", "group": None, "weight_version": "x"}, "weight_version"),
         ("/update_weight_version", {}, "weight_version"),
+        ("/drain", {}, "rank"),
+        ("/drain", {"rank": -1}, "rank"),
+        ("/drain", {"rank": 0, "timeout_s": 86401}, "timeout_s"),
         ("/pause", "[]", None),
         ("/pause", "{", None),
     ],
@@ -182,6 +185,27 @@ async def test_what_makes_no_sense_is_refused_by_name(tmp_path, path, body, para
     async with with_control(tmp_path) as frontend:
         assert (await frontend.error(path, body, 400))["param"] == param
         assert not frontend.fleet.commands
+        assert not frontend.fleet.drained
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "drained"),
+    [
+        ("/drain", {"rank": 3}, (3, 30.0)),
+        ("/drain?rank=3", None, (3, 30.0)),
+        ("/drain/", {"rank": 3, "timeout_s": 0}, (3, 0.0)),
+    ],
+)
+async def test_a_rank_is_drained(tmp_path, path, body, drained):
+    async with with_control(tmp_path) as frontend:
+        assert await call(frontend, path, body) == {"rank": 3}
+        assert frontend.fleet.drained == [drained]
+
+
+async def test_a_rank_that_cannot_be_drained_is_409(tmp_path):
+    async with with_control(tmp_path) as frontend:
+        frontend.fleet.control_error = NotAllowed("there is no rank 3")
+        assert (await frontend.error("/drain", {"rank": 3}, 409))["code"] == "not_allowed"
 
 
 async def test_what_the_fleets_state_forbids_is_409(tmp_path):
@@ -217,7 +241,7 @@ async def test_control_needs_the_admin_key_or_a_socket_that_others_do_not_reach(
 ):
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with with_control(tmp_path, **access) as frontend:
-        for path in ("/pause", "/abort?abort_all=1", "/reset_prefix_cache"):
+        for path in ("/pause", "/abort?abort_all=1", "/reset_prefix_cache", "/drain?rank=0"):
             response = await frontend.http.post(path, headers=headers)
             assert response.status_code == expected
         response = await frontend.http.get("/is_paused", headers=headers)

@@ -58,6 +58,7 @@ EXAMPLES: list[tuple[str, str, Any]] = [
     ("post", "/update_weight_version", {"weight_version": 3}),
     ("post", "/abort", {"abort_all": True}),
     ("post", "/reset_prefix_cache", None),
+    ("post", "/drain", {"rank": 1}),
     ("get", "/is_paused", None),
     ("get", "/is_sleeping", None),
     ("get", "/weight_version", None),

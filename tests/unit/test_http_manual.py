@@ -39,6 +39,7 @@ BODIES: list[type[Struct]] = [
     control.UpdateBody,
     control.VersionBody,
     control.AbortBody,
+    control.DrainBody,
 ]
 
 

@@ -5,9 +5,9 @@ All may be repeated: a command that holds already is carried out again, without 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct, to_builtins
+from msgspec import Meta, Struct, to_builtins
 
 from homing.client import Client
 from homing.errors import InvalidRequest
@@ -66,6 +66,11 @@ class Sleeping(Struct):
 
 class WeightVersion(Struct):
     weight_version: int
+
+
+class Drained(Struct):
+    rank: int
+    """It has left."""
 
 
 class PauseBody(Struct, kw_only=True):
@@ -203,6 +208,18 @@ async def _abort_named(client: Client, name: str) -> int:
     if count or prefix is None:
         return count
     return await client.abort_matching(name.removeprefix(prefix))
+
+
+class DrainBody(Struct, kw_only=True):
+    rank: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    timeout_s: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
+    """How long it may go on working."""
+
+
+async def drain(client: Client, body: DrainBody) -> Drained:
+    """Let a rank finish, and go; what it has not finished by then goes on elsewhere."""
+    await client.drain(body.rank, timeout_s=body.timeout_s)
+    return Drained(body.rank)
 
 
 async def reset_prefix_cache(client: Client) -> Dropped:

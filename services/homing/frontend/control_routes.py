@@ -55,6 +55,7 @@ def control_routes(service: Service, access: Access) -> Blueprint:
         control.UpdateBody, control.update_weights, "/update_weights", "/update_weights_from_disk"
     )
     with_body(control.VersionBody, control.set_weight_version, "/update_weight_version")
+    with_body(control.DrainBody, control.drain, "/drain")
     with_body(control.AbortBody, control.abort, "/abort", "/abort_request", "/abort_requests")
     without_body(control.reset_prefix_cache, "/reset_prefix_cache", "/flush_cache")
 

@@ -129,6 +129,7 @@ _OPERATIONS = [
         control.Aborted,
         control.AbortBody,
     ),
+    _control("/drain", "Let a rank finish, and go", control.Drained, control.DrainBody),
     _control("/reset_prefix_cache /flush_cache", "Forget all prefixes", control.Dropped),
     Operation("get", ("/is_paused",), "Whether it is paused", control.Paused, control=True),
     Operation("get", ("/is_sleeping",), "Whether it sleeps", control.Sleeping, control=True),
