@@ -37,20 +37,17 @@ class Explanation(NamedTuple):
 
 class Explanations:
     def __init__(self, *, enabled: bool) -> None:
-        self._enabled = enabled
+        self.next_at = 0.0 if enabled else float("inf")
+        """When the next decision is to be explained."""
         self._last: deque[Explanation] = deque(maxlen=SHOWN)
-
-    def is_due(self, now: float) -> bool:
-        """Whether the next decision is to be explained."""
-        if not self._enabled:
-            return False
-        return len(self._last) < SHOWN or now - self._last[0].at > 1.0
 
     def add(self, at: float, num_blocks: int, slot: Slot, scores: list[Score]) -> None:
         chosen = [score for score in scores if score.slot == slot]
         others = sorted((s for s in scores if s.slot != slot), key=lambda s: -s.score)
         shown = sorted(chosen + others[: MAX_SCORES - 1], key=lambda s: -s.score)
         self._last.append(Explanation(at, num_blocks, slot, shown))
+        if len(self._last) == SHOWN:
+            self.next_at = self._last[0].at + 1.0
 
     def snapshot(self, rank_of_slot: Mapping[Slot, int], now: float) -> list[dict[str, Any]]:
         """The newest first. Ranks that are gone, and what went to them, are left out."""

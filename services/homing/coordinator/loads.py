@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import compress, count
 from typing import NewType, cast
@@ -32,6 +33,20 @@ def slots_of(mask: int) -> tuple[Slot, ...]:
     return tuple(cast("Iterator[Slot]", compress(count(), digits)))
 
 
+@dataclass(slots=True)
+class _Books:
+    """Of one open slot."""
+
+    limit: int
+    """Requests that it may have."""
+    load: int = 0
+    requests: int = 0
+    tokens: int = 0
+    """Of the prompts of its requests."""
+    turn: int = 0
+    """When it was last chosen, counted in choices; 0 is never."""
+
+
 class RankLoads:
     """Loads of the open slots. A load rises at dispatch and falls at finish, abort or loss."""
 
@@ -45,83 +60,66 @@ class RankLoads:
         self.available = 0
         """The open slots that may be given another request."""
         self.total = 0
-        self._load_of_slot: dict[Slot, int] = {}
-        self._requests_of_slot: dict[Slot, int] = {}
-        self._tokens_of_slot: dict[Slot, int] = {}
-        self._limit_of_slot: dict[Slot, int] = {}
+        self._books: dict[Slot, _Books] = {}
         self._slots_with_load: dict[int, int] = {}  # load -> mask of the slots that have it
         self._loads: list[int] = []  # the keys above, ascending
-        self._turn_of_slot: OrderedDict[Slot, int] = OrderedDict()  # least recently chosen first
+        self._by_turn: OrderedDict[Slot, None] = OrderedDict()  # least recently chosen first
         self._turn = 0
 
     @property
     def num_open(self) -> int:
-        return len(self._load_of_slot)
+        return len(self._books)
 
     @property
     def num_places(self) -> int:
         """Requests that the open slots may have together."""
-        return sum(self._limit_of_slot.values())
+        return sum(books.limit for books in self._books.values())
 
     @property
     def mean(self) -> float:
-        return self.total / len(self._load_of_slot) if self._load_of_slot else 0.0
+        return self.total / len(self._books) if self._books else 0.0
 
     def __contains__(self, slot: Slot) -> bool:
-        return slot in self._load_of_slot
+        return slot in self._books
 
     def load(self, slot: Slot) -> int:
-        return self._load_of_slot[slot]
+        return self._books[slot].load
 
     def turn(self, slot: Slot) -> int:
         """When the slot was last chosen, counted in choices; 0 is never."""
-        return self._turn_of_slot[slot]
+        return self._books[slot].turn
 
     def open(self, slot: Slot) -> None:
         """Let a slot be chosen, starting with no load."""
-        assert slot not in self._load_of_slot
-        self._load_of_slot[slot] = 0
-        self._requests_of_slot[slot] = 0
-        self._tokens_of_slot[slot] = 0
-        self._limit_of_slot[slot] = self._max_requests
+        assert slot not in self._books
+        self._books[slot] = _Books(limit=self._max_requests)
         self.available |= 1 << slot
-        self._turn_of_slot[slot] = 0
-        self._turn_of_slot.move_to_end(slot, last=False)
+        self._by_turn[slot] = None
+        self._by_turn.move_to_end(slot, last=False)
         self._put(slot, 0)
 
     def close(self, slot: Slot) -> None:
         """Forget a slot. Its load must have been given back."""
-        load = self._load_of_slot.pop(slot)
+        load = self._books.pop(slot).load
         assert load == 0, f"slot {slot} closes with a load of {load}"
-        del self._requests_of_slot[slot], self._tokens_of_slot[slot], self._limit_of_slot[slot]
-        del self._turn_of_slot[slot]
+        del self._by_turn[slot]
         self._take(slot, 0)
         self.available &= ~(1 << slot)
 
     def limit(self, slot: Slot, max_requests: int) -> None:
         """Let a slot have so many requests from now on; those that it has beyond that stay."""
-        self._limit_of_slot[slot] = max_requests
-        self._count(slot, 0, 0)
+        self._books[slot].limit = max_requests
+        self._change(slot, 0, 0, 0)
 
     def charge(self, slot: Slot, amount: int = 1, tokens: int = 0) -> None:
         """Count a request that was sent to this slot, with a prompt of so many tokens."""
-        load = self._load_of_slot[slot]
-        self._take(slot, load)
-        self._put(slot, load + amount)
-        self.total += amount
-        self._count(slot, 1, tokens)
-        self._turn += 1
-        self._turn_of_slot[slot] = self._turn
-        self._turn_of_slot.move_to_end(slot)
+        books = self._change(slot, amount, 1, tokens)
+        self._turn = books.turn = self._turn + 1
+        self._by_turn.move_to_end(slot)
 
     def give_back(self, slot: Slot, amount: int = 1, tokens: int = 0) -> None:
         """Count a request of this slot that ended, for which so much was charged."""
-        load = self._load_of_slot[slot]
-        assert load >= amount, f"slot {slot} has a load of {load}, not {amount} to give back"
-        self._take(slot, load)
-        self._put(slot, load - amount)
-        self.total -= amount
-        self._count(slot, -1, -tokens)
+        self._change(slot, -amount, -1, -tokens)
 
     def least_loaded(self, slots: int) -> Slot:
         """Of a non-empty set of open slots: the least loaded; of those, the least recently
@@ -138,30 +136,38 @@ class RankLoads:
         if slots & (slots - 1) == 0:
             return Slot(slots.bit_length() - 1)
         if slots.bit_count() <= 8:
-            return min(slots_of(slots), key=self._turn_of_slot.__getitem__)
+            return min(slots_of(slots), key=self.turn)
         # Among many, one of them is soon met in the order of turns.
-        return next(slot for slot in self._turn_of_slot if slots >> slot & 1)
+        return next(slot for slot in self._by_turn if slots >> slot & 1)
+
+    def _change(self, slot: Slot, amount: int, requests: int, tokens: int) -> _Books:
+        books = self._books[slot]
+        load = books.load + amount
+        assert load >= 0, f"slot {slot} has a load of {books.load}, not {-amount} to give back"
+        if amount:
+            self._take(slot, books.load)
+            self._put(slot, load)
+            books.load = load
+            self.total += amount
+        books.requests += requests
+        books.tokens += tokens
+        if self._has_place(books):
+            self.available |= 1 << slot
+        else:
+            self.available &= ~(1 << slot)
+        return books
+
+    def _has_place(self, books: _Books) -> bool:
+        if books.requests >= books.limit:
+            return False
+        return self._max_tokens is None or books.tokens < self._max_tokens
 
     def _put(self, slot: Slot, load: int) -> None:
-        self._load_of_slot[slot] = load
         if load in self._slots_with_load:
             self._slots_with_load[load] |= 1 << slot
         else:
             self._slots_with_load[load] = 1 << slot
             insort(self._loads, load)
-
-    def _count(self, slot: Slot, requests: int, tokens: int) -> None:
-        self._requests_of_slot[slot] += requests
-        self._tokens_of_slot[slot] += tokens
-        if self._has_place(slot):
-            self.available |= 1 << slot
-        else:
-            self.available &= ~(1 << slot)
-
-    def _has_place(self, slot: Slot) -> bool:
-        if self._requests_of_slot[slot] >= self._limit_of_slot[slot]:
-            return False
-        return self._max_tokens is None or self._tokens_of_slot[slot] < self._max_tokens
 
     def _take(self, slot: Slot, load: int) -> None:
         left = self._slots_with_load[load] & ~(1 << slot)
@@ -173,13 +179,12 @@ class RankLoads:
 
     def check(self) -> None:
         """Assert that the containers agree."""
-        assert self.total == sum(self._load_of_slot.values())
+        assert self.total == sum(books.load for books in self._books.values())
         assert self._loads == sorted(self._slots_with_load)
-        assert self._turn_of_slot.keys() == self._load_of_slot.keys()
+        assert self._by_turn.keys() == self._books.keys()
         for load, mask in self._slots_with_load.items():
             assert mask
-            assert all(self._load_of_slot[slot] == load for slot in slots_of(mask))
+            assert all(self._books[slot].load == load for slot in slots_of(mask))
         assert sum(m.bit_count() for m in self._slots_with_load.values()) == self.num_open
-        for books in (self._requests_of_slot, self._tokens_of_slot, self._limit_of_slot):
-            assert books.keys() == self._load_of_slot.keys()
-        assert self.available == sum(1 << s for s in self._load_of_slot if self._has_place(s))
+        places = (1 << slot for slot, books in self._books.items() if self._has_place(books))
+        assert self.available == sum(places)

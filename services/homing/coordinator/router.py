@@ -150,10 +150,9 @@ class RankRouter:
             digests, matches = None, [Match(0, loads.available)]
         else:
             matches = self.index.match(digests, routing_points(num_blocks), loads.available)
-        slots: list[Slot] = []
-        costs: list[float] = []
+        costs_of_slots = None
         if backlog := self.backlog:
-            slots, costs = work_costs(
+            costs_of_slots = work_costs(
                 matches,
                 num_prompt_tokens,
                 block_size,
@@ -162,13 +161,14 @@ class RankRouter:
                 backlog.prices,
                 now,
             )
-            slot = work(slots, costs, loads)
+            slot = work(*costs_of_slots, loads)
         else:
             slot = self._policy(matches, num_blocks, loads, self._alpha)
-        if self.explanations.is_due(now):
+        if now >= self.explanations.next_at:
             scores = policy_scores(self._policy_name, matches, num_blocks, loads, self._alpha)
-            if costs:
-                scores = [s._replace(score=-costs[slots.index(s.slot)]) for s in scores]
+            if costs_of_slots:
+                cost_of = dict(zip(*costs_of_slots, strict=True))
+                scores = [score._replace(score=-cost_of[score.slot]) for score in scores]
             self.explanations.add(now, num_blocks, slot, scores)
         matched_blocks = 0
         for match in matches:
