@@ -19,6 +19,9 @@ TEST_JOBS ?= 2
 BASE_URL ?=
 
 BIN := .venv/bin
+CLIENTS := .venv-clients
+CLIENT_PACKAGES := langchain-openai instructor 'lm-eval[api]'
+SITE := 'import sysconfig; print(sysconfig.get_path("purelib"))'
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY := .venv/.ready
 
@@ -47,9 +50,19 @@ serve: $(READY)  ## serve the demo model through two engine ranks
 test: $(READY)  ## run the whole test suite
 	@$(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist loadfile $(ARGS)
 
-clients: $(READY)  ## install other people's clients, and test with them
-	@$(PIP) langchain-openai instructor
-	@$(BIN)/python -m pytest tests/clients $(ARGS)
+clients: $(CLIENTS)/.ready  ## install other people's clients, and test with them at length
+	@SCHEMATHESIS_EXAMPLES=100 $(CLIENTS)/bin/python -m pytest tests/clients $(ARGS)
+
+# An environment on top of .venv: what clients need replaces nothing that the other tests run with.
+$(CLIENTS)/.ready: $(READY)
+	@echo "Setting up $(CLIENTS): once, a few minutes"
+	@$(BIN)/python -m venv $(CLIENTS)
+	@below=$$($(BIN)/python -c $(SITE)) && above=$$($(CLIENTS)/bin/python -c $(SITE)) && \
+		echo "import site; site.addsitedir('$$below')" > "$$above/below.pth"
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check $(CLIENT_PACKAGES)
+	@npm install --silent --no-package-lock --prefix tests/clients/node \
+		|| echo "No npm: tests of the client for Node will be skipped"
+	@touch $@
 
 check: $(READY)  ## format, lint, types, import rules
 	$(BIN)/ruff format --check .
@@ -62,5 +75,5 @@ bench: $(READY)  ## measure the coordinator and, given BASE_URL, a running serve
 	@$(if $(BASE_URL),$(BIN)/homing bench serve --base-url $(BASE_URL) $(ARGS))
 
 clean:  ## remove the environment and every cache
-	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-clients tests/clients/node/node_modules build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find services shared tests -name __pycache__ -type d -prune -exec rm -rf {} +

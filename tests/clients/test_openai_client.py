@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 
 from homing.client import Part
 from homing.errors import Overloaded, RequestLost
+from homing.frontend.access import AccessSettings
 from homing.wire import Finish, FinishReason
 from tests.support.byte_model import byte_ids
-from tests.support.fake_fleet import parts, says
+from tests.support.fake_fleet import log_prob_of, parts, says
 from tests.support.http_frontend import Frontend, serving, until
 
 HI = [{"role": "user", "content": "hi"}]
@@ -93,6 +95,47 @@ async def test_a_completion_and_its_stream(tmp_path):
     assert whole.choices[1].logprobs.text_offset == [0, 1, 2, 3, 4, 5, 5, 5]
 
 
+async def test_a_completion_of_token_ids_is_scored_with_its_prompt(tmp_path):
+    """As evaluations have it: the prompt's log-probabilities come with the answer's."""
+    prompts = [byte_ids("né"), byte_ids("x")]
+    async with client_of(tmp_path, says(byte_ids("yo"))) as (client, frontend):
+        reply = await client.completions.create(
+            model="fake", prompt=prompts, echo=True, logprobs=2, max_tokens=1
+        )
+        assert [generation.prompt for generation in frontend.fleet.submitted] == prompts
+    assert [choice.text for choice in reply.choices] == ["néy", "xy"]
+    for choice, prompt in zip(reply.choices, prompts, strict=True):
+        scores = choice.logprobs
+        expected = [log_prob_of(token_id) for token_id in [*prompt[1:], *byte_ids("y")]]
+        assert scores.token_logprobs == [None, *map(pytest.approx, expected)]
+        assert scores.top_logprobs[0] is None
+        assert all(len(top) == 2 for top in scores.top_logprobs[1:])
+        assert len(scores.tokens) == len(scores.text_offset) == len(prompt) + 1
+    assert reply.usage.prompt_tokens == 4
+
+
+async def test_tools_are_called_whole_and_streamed(tmp_path):
+    text = 'Let me see. <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+    template = "{{ '<tool_call>' if tools }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    async with client_of(tmp_path, says(byte_ids(text)), chat_template=template) as (client, _):
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        arguments = {"model": "fake", "messages": HI, "tools": tools}
+        reply = await client.chat.completions.create(**arguments)
+        async with client.chat.completions.stream(**arguments) as stream:
+            events = [event async for event in stream]
+            final = await stream.get_final_completion()
+    for completion in (reply, final):
+        choice = completion.choices[0]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content.strip() == "Let me see."
+        [call] = choice.message.tool_calls
+        assert call.type == "function"
+        assert (call.function.name, json.loads(call.function.arguments)) == ("f", {"x": 1})
+        assert call.id
+    done = [event for event in events if event.type == "tool_calls.function.arguments.done"]
+    assert [event.name for event in done] == ["f"]
+
+
 async def test_fields_of_vllm_are_given_as_extra_body(tmp_path):
     async with client_of(tmp_path, says(byte_ids("x"))) as (client, frontend):
         extra = {"top_k": 3, "return_token_ids": True, "cache_salt": "s"}
@@ -134,6 +177,38 @@ async def test_errors_are_of_the_packages_types(tmp_path):
         with pytest.raises(openai.InternalServerError) as caught:
             await create(seed=1)
         assert caught.value.status_code == 503
+
+
+async def test_a_client_that_may_retry_waits_and_gets_its_answer(tmp_path):
+    refusals = iter([Overloaded("full", retry_after_s=1), RequestLost("lost")])
+
+    def at_last(prompt, params):
+        refusal = next(refusals, None)
+        return [refusal] if refusal else parts(prompt, params, byte_ids("yo"))
+
+    async with client_of(tmp_path, at_last) as (client, frontend):
+        patient = client.with_options(max_retries=2)
+        reply = await patient.chat.completions.create(model="fake", messages=HI)
+        assert len(frontend.fleet.submitted) == 3
+    assert reply.choices[0].message.content == "yo"
+
+
+async def test_a_wrong_key_is_an_authentication_error(tmp_path):
+    access = AccessSettings(api_keys=("right",))
+    async with client_of(tmp_path, says(byte_ids("yo")), access=access) as (client, _):
+        with pytest.raises(openai.AuthenticationError) as caught:
+            await client.chat.completions.create(model="fake", messages=HI)
+        assert caught.value.code == "invalid_api_key"
+        known = client.with_options(api_key="right")
+        assert (await known.chat.completions.create(model="fake", messages=HI)).choices
+
+
+async def test_what_is_not_served_is_not_found(tmp_path):
+    async with client_of(tmp_path, says(byte_ids("yo"))) as (client, _):
+        with pytest.raises(openai.NotFoundError):
+            await client.embeddings.create(model="fake", input="hi")
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.create(model="fake", input="hi")
 
 
 async def test_an_error_in_the_middle_of_a_stream_is_raised(tmp_path):

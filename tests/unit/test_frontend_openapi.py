@@ -97,8 +97,12 @@ async def test_requests_and_replies_fit_the_document(tmp_path, method, path, bod
         if "text/event-stream" in content:
             response = await frontend.http.post(path, json=(body or {}) | {"stream": True})
             assert response.status_code == 200, response.text
-            for event in sse_data(response.text)[:-1]:
-                validate(document, content["text/event-stream"]["itemSchema"], strict_json(event))
+            data = content["text/event-stream"]["itemSchema"]["properties"]["data"]
+            done, event = data["anyOf"]
+            *events, last = sse_data(response.text)
+            assert last == done["const"]
+            for text in events:
+                validate(document, event["contentSchema"], strict_json(text))
 
 
 @pytest.mark.parametrize(

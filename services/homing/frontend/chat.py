@@ -178,8 +178,8 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     """A message whose content is text. Raises `InvalidRequest` for what is no message."""
     if not isinstance(message.get("role"), str):
         raise InvalidRequest("a message has no role", field="messages")
-    calls = message.get("tool_calls") or []
-    if not isinstance(calls, list) or not all(map(_is_call, calls)):
+    calls = message.get("tool_calls")
+    if calls is not None and not (isinstance(calls, list) and all(map(_is_call, calls))):
         raise InvalidRequest("a tool call has no function name", field="messages")
     plain = {**message, "content": _content(message.get("content"))}
     if not calls:

@@ -24,6 +24,7 @@ from homing.frontend.openai.tokenize import (
     Tokenized,
     TokenizeRequest,
 )
+from homing.frontend.openapi_limits import add_limits
 
 
 class ErrorDetail(Struct):
@@ -144,6 +145,9 @@ def openapi() -> dict[str, Any]:
     template = "#/components/schemas/{name}"
     schemas, components = msgspec.json.schema_components([*types, Error], ref_template=template)
     schema_of = {id(kind): schema for kind, schema in zip([*types, Error], schemas, strict=True)}
+    add_limits(components)
+    for body in {o.body for o in _OPERATIONS if o.control and o.body}:
+        _let_null_be_the_default(components[body.__name__])
     paths: dict[str, dict[str, Any]] = {}
     for operation in _OPERATIONS:
         for path in operation.paths:
@@ -161,6 +165,13 @@ def openapi() -> dict[str, Any]:
         },
         "security": [{}, {"api_key": []}],
     }
+
+
+def _let_null_be_the_default(schema: dict[str, Any]) -> None:
+    for name in schema["properties"].keys() - schema.get("required", []):
+        value = schema["properties"][name]
+        default = {"default": value.pop("default")} if "default" in value else {}
+        schema["properties"][name] = {"anyOf": [value, {"type": "null"}], **default}
 
 
 def _operation(path: str, operation: Operation, schema_of: dict[int, Any]) -> dict[str, Any]:
@@ -196,9 +207,19 @@ def _content(operation: Operation, schema_of: dict[int, Any]) -> dict[str, Any]:
         return {kind: {"schema": {"type": "string"}}}
     content = {"application/json": {"schema": schema_of[id(operation.reply)]}}
     if operation.event is not None:
-        event = schema_of[id(operation.event)]
-        content["text/event-stream"] = {"schema": {"type": "string"}, "itemSchema": event}
+        events = [schema_of[id(operation.event)], schema_of[id(Error)]]
+        content["text/event-stream"] = {"itemSchema": _event({"anyOf": events})}
     return content
+
+
+def _event(data: dict[str, Any]) -> dict[str, Any]:
+    """A server-sent event as OpenAPI 3.2 describes one; tools know it in 3.1, too."""
+    json = {"contentMediaType": "application/json", "contentSchema": data}
+    return {
+        "type": "object",
+        "required": ["data"],
+        "properties": {"data": {"type": "string", "anyOf": [{"const": "[DONE]"}, json]}},
+    }
 
 
 def documented() -> Sequence[tuple[str, str]]:

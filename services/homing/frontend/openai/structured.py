@@ -89,7 +89,8 @@ def _response_format(value: ResponseFormat) -> StructuredOutput:
 
 
 def _structured_outputs(value: StructuredOutputs) -> StructuredOutput:
-    given = {name: part for name, part in msgspec.structs.asdict(value).items() if part}
+    parts = msgspec.structs.asdict(value)
+    given = {name: part for name, part in parts.items() if part is not None and part is not False}
     if len(given) != 1:
         names = " and ".join(given) or "nothing"
         raise InvalidRequest(f"it must ask for one thing, and asks for {names}")
