@@ -186,6 +186,7 @@ class Commands:
             for field in dataclasses.fields(staged)
             if field.name != "model"
         }
+        log.info("new weights are prepared", extra=results)
         return self._done(control, results)
 
     def _swap(self, update: UpdateWeights, staged: StagedWeights) -> None:
