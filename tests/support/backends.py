@@ -15,10 +15,12 @@ from torch import Tensor
 from homing.engine.kernels.build import NoCompiler, load_library
 from homing.engine.kernels.decoder import CDecoder
 from homing.engine.kernels.packed import PackedWeights
+from homing.engine.kv_cache import kv_dtype_of
 from homing.engine.models import Model
 from homing.engine.models.checkpoint import Checkpoint
 from homing.engine.models.config import read_config
 from homing.engine.models.llama import TorchDecoder
+from homing.engine.models.quantization import quantization_of
 from homing.engine.weights import DTYPES, ModelFiles, default_cache_dir, resolve_model
 
 BACKENDS = ("torch", "c")
@@ -28,20 +30,27 @@ CACHE_DIR = default_cache_dir(
 
 
 def load_backend(
-    directory: Path, backend: str, *, dtype: str = "fp32", num_threads: int = 1
+    directory: Path,
+    backend: str,
+    *,
+    dtype: str = "fp32",
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
+    num_threads: int = 1,
 ) -> Model:
     torch.set_num_threads(num_threads)
     config = read_config(directory)
-    torch_dtype = DTYPES[dtype]
+    torch_dtype, formats = DTYPES[dtype], quantization_of(quantization)
+    shape = config.shape(torch_dtype, kv_dtype_of(kv_cache_dtype))
     with Checkpoint(directory, config, torch_dtype) as checkpoint:
         if backend == "torch":
-            return TorchDecoder(config, checkpoint, torch_dtype, lambda layer: None)
+            return TorchDecoder(config, checkpoint, shape, lambda layer: None, formats)
         try:
             library = load_library(CACHE_DIR)
         except NoCompiler as error:
             pytest.skip(str(error))
-        packed = PackedWeights.of(checkpoint, lambda layer: None)
-        return CDecoder(library, config, packed, torch_dtype, num_threads)
+        packed = PackedWeights.of(checkpoint, lambda layer: None, formats)
+        return CDecoder(library, config, packed, shape, num_threads)
 
 
 def demo_files() -> ModelFiles:

@@ -51,18 +51,9 @@ def test_bits_do_not_depend_on_the_block_size(dtype: str, block_size: int, tmp_p
     assert torch.equal(torch.cat(parts), usual)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "dtype", "reason"),
-    [
-        ({"head_dim": 24}, torch.bfloat16, "multiple of 16"),
-        ({}, torch.float16, "no kernels for torch.float16"),
-    ],
-)
-def test_what_they_cannot_run_is_said(
-    overrides: dict[str, int], dtype: torch.dtype, reason: str, tmp_path: Path
-) -> None:
-    config = read_config(make_tiny_model("qwen3", tmp_path, overrides=overrides))
-    assert reason in (why_unsupported(config, dtype) or "")
+def test_what_they_cannot_run_is_said(tmp_path: Path) -> None:
+    config = read_config(make_tiny_model("qwen3", tmp_path, overrides={"head_dim": 24}))
+    assert "multiple of 16" in (why_unsupported(config) or "")
 
 
 def test_a_shape_without_kernels_runs_in_torch(tmp_path: Path) -> None:

@@ -83,6 +83,8 @@ def test_a_prompt_longer_than_the_total_is_refused() -> None:
         ({"buffer_size_gb": 0.0}, "buffer_size_gb is 0.0; it must be above 0"),
         ({"max_sequence_length": 1}, "max_sequence_length is 1; it must be at least 2"),
         ({"dtype": "int7"}, "dtype is 'int7'; it must be one of bf16, fp16, fp32"),
+        ({"quantization": "int3"}, "quantization is 'int3'; it must be one of int8, int4, fp8"),
+        ({"kv_cache_dtype": "fp4"}, "kv_cache_dtype is 'fp4'; it must be one of auto, bf16, int8"),
         ({"routing_policy": "luck"}, "routing_policy is 'luck'; it must be one of prefix"),
         ({"routing_alpha": float("nan")}, "routing_alpha is nan"),
         ({"num_threads": 0}, "num_threads is 0; it must be at least 1"),

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from homing.engine.kernels.decoder import CDecoder
-from homing.engine.models.llama import TorchDecoder
 from homing.engine.weights import ModelFiles, default_cache_dir, load_model, resolve_model
 from homing.errors import ConfigError
 from tests.support.backends import CACHE_DIR, demo_files
@@ -134,9 +133,17 @@ def test_an_unknown_dtype_is_refused(checkpoint: Path) -> None:
         load(checkpoint, dtype="int3")
 
 
-def test_fp16_runs_in_torch_and_bf16_in_c(checkpoint: Path) -> None:
-    assert isinstance(load(checkpoint, dtype="fp16"), TorchDecoder)
-    assert isinstance(load(checkpoint), CDecoder)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_every_dtype_runs_in_c(checkpoint: Path, dtype: str) -> None:
+    assert isinstance(load(checkpoint, dtype=dtype), CDecoder)
+
+
+def test_an_unknown_quantization_or_kv_cache_dtype_is_refused(checkpoint: Path) -> None:
+    files = ModelFiles("tiny", checkpoint)
+    with pytest.raises(ConfigError, match=r"quantization 'int3' .*supported: int8, int4, fp8"):
+        load_model(files, quantization="int3", on_progress=quiet)
+    with pytest.raises(ConfigError, match=r"kv-cache-dtype 'fp4' .*supported: auto, bf16, int8"):
+        load_model(files, kv_cache_dtype="fp4", on_progress=quiet)
 
 
 def test_a_gguf_file_is_converted_once_by_whoever_comes_first(tmp_path: Path) -> None:

@@ -25,6 +25,12 @@ class EngineConfig:
     """The rank to be in the fleet. Default: the lowest free one."""
     dtype: str | None = None
     """bf16, fp16 or fp32, of weights and KV cache. Default: bf16."""
+    quantization: str | None = None
+    """int8, int4 or fp8: weights are rounded when they are loaded, and updated. Less memory, and
+    faster but for fp8; answers differ a little: docs/precision.md. Default: not rounded."""
+    kv_cache_dtype: str = "auto"
+    """bf16, int8 or fp8, of keys and values. One byte instead of two holds twice the tokens.
+    Default: auto, the same as dtype."""
     max_model_len: int | None = None
     """Most tokens of a request, prompt and answer. Default: the model's context length."""
     kv_cache_gb: float | None = None

@@ -30,6 +30,8 @@ def load_engine(config: EngineConfig, parts: EngineParts | None = None) -> tuple
     model = load_model(
         files,
         dtype=config.dtype,
+        quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
         num_threads=config.threads,
         cache_dir=cache_dir,
         on_progress=log.info,
@@ -43,6 +45,8 @@ def load_engine(config: EngineConfig, parts: EngineParts | None = None) -> tuple
         extra={
             "model": name,
             "dtype": str(shape.dtype),
+            "quantization": config.quantization,
+            "kv_cache_dtype": str(shape.cache_dtype),
             "threads": config.threads,
             "kv_cache_tokens": (limits.num_blocks - 1) * limits.block_size,
         },

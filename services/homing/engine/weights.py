@@ -23,10 +23,12 @@ from homing.engine.file_cache import build_once
 from homing.engine.kernels.build import NoCompiler, load_library
 from homing.engine.kernels.decoder import CDecoder, why_unsupported
 from homing.engine.kernels.packed import PackedWeights
+from homing.engine.kv_cache import kv_dtype_of
 from homing.engine.models import Model
 from homing.engine.models.checkpoint import Checkpoint
 from homing.engine.models.config import DecoderConfig, read_config
 from homing.engine.models.llama import TorchDecoder
+from homing.engine.models.quantization import quantization_of
 from homing.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -82,15 +84,20 @@ def load_model(
     files: ModelFiles,
     *,
     dtype: str | None = None,
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
     num_threads: int = 1,
     cache_dir: Path | None = None,
     on_progress: Callable[[str], None] = print,
 ) -> Model:
-    """`dtype` None means bf16, the fastest on a CPU. Compiles the kernels on first use."""
+    """`dtype` None means bf16. `quantization` None keeps the weights so; else they are rounded as
+    `models.quantization` says. Compiles the kernels on first use."""
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not supported (supported: {', '.join(DTYPES)})")
     torch_dtype = DTYPES[dtype or "bf16"]
+    formats = quantization_of(quantization)
     config = read_config(files.directory)
+    shape = config.shape(torch_dtype, kv_dtype_of(kv_cache_dtype))
     torch.set_num_threads(num_threads)
 
     def on_layer(index: int) -> None:
@@ -98,16 +105,16 @@ def load_model(
             on_progress(f"loading {files.name}: layer {index + 1} of {config.num_layers}")
 
     with Checkpoint(files.directory, config, torch_dtype) as checkpoint:
-        library = _kernels(config, torch_dtype, cache_dir or default_cache_dir({}))
+        library = _kernels(config, cache_dir or default_cache_dir({}))
         if library is None:
-            return TorchDecoder(config, checkpoint, torch_dtype, on_layer)
-        packed = PackedWeights.of(checkpoint, on_layer)
-        return CDecoder(library, config, packed, torch_dtype, num_threads)
+            return TorchDecoder(config, checkpoint, shape, on_layer, formats)
+        packed = PackedWeights.of(checkpoint, on_layer, formats)
+        return CDecoder(library, config, packed, shape, num_threads)
 
 
-def _kernels(config: DecoderConfig, dtype: torch.dtype, cache_dir: Path) -> ctypes.CDLL | None:
+def _kernels(config: DecoderConfig, cache_dir: Path) -> ctypes.CDLL | None:
     """The compiled kernels, or None, saying why, where the torch path has to do."""
-    reason = why_unsupported(config, dtype)
+    reason = why_unsupported(config)
     if reason is None:
         try:
             return load_library(cache_dir)

@@ -53,6 +53,8 @@ def engine_commands(config: LaunchConfig, address: str, lifeline_fd: int) -> lis
         keys=config.keys,
         rank=0,
         dtype=config.dtype,
+        quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
         max_model_len=config.max_model_len,
         kv_cache_gb=config.kv_cache_gb,
         block_size=config.block_size,

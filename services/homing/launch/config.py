@@ -75,6 +75,13 @@ class LaunchConfig:
     dtype: Annotated[Literal["bf16", "fp16", "fp32"] | None, arg(metavar="NAME")] = None
     """Type of weights and KV cache: bf16, fp16 or fp32. Without it: bf16, the fastest on a CPU."""
 
+    quantization: Annotated[Literal["int8", "int4", "fp8"] | None, arg(metavar="NAME")] = None
+    """Round the weights to int8, int4 or fp8 as they are loaded: less memory, mostly faster."""
+
+    kv_cache_dtype: Annotated[Literal["auto", "bf16", "int8", "fp8"], arg(metavar="NAME")] = "auto"
+    """Type of keys and values: auto (that of --dtype), bf16, int8 or fp8. In one byte each, about
+    twice as many fit."""
+
     max_model_len: Annotated[int | None, arg(metavar="TOKENS")] = None
     """Most tokens of a prompt and its answer together. Without it: the model's context length."""
 

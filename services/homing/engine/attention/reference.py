@@ -13,16 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from homing.engine.batch import Batch
+from homing.engine.kv_cache import read_slots
 
 SPLIT_TOKENS = 128
 ROW_MULTIPLE = (
     8  # as in models.llama: fewer rows would take another path through the matrix library
 )
-
-
-def write_cache(cache: Tensor, new: Tensor, slot_mapping: Tensor) -> None:
-    """Write rows `new` [tokens, kv_heads, head_dim] to flat slots of [blocks, block_size, ...]."""
-    cache.flatten(0, 1)[slot_mapping] = new.to(cache.dtype)
 
 
 def paged_attention(
@@ -89,6 +85,6 @@ def _gather(
     tokens = tokens.clamp(max=last)
     slots = block_table[tokens // block_size] * block_size + tokens % block_size
     return (
-        keys.flatten(0, 1)[slots].float().transpose(0, 1),
-        values.flatten(0, 1)[slots].float().transpose(0, 1),
+        read_slots(keys, slots).transpose(0, 1),
+        read_slots(values, slots).transpose(0, 1),
     )

@@ -9,7 +9,15 @@ MAX_WINDOWS = 2  # as in decoder.c
 
 
 class Linear(Structure):
-    _fields_: ClassVar = [("packed", c_void_p), ("bias", c_void_p), ("n", c_int), ("k", c_int)]
+    _fields_: ClassVar = [
+        ("packed", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+        ("n", c_int),
+        ("k", c_int),
+        ("dtype", c_int),
+        ("group", c_int),
+    ]
 
 
 class Layer(Structure):
@@ -28,7 +36,8 @@ class Layer(Structure):
 
 class Model(Structure):
     _fields_: ClassVar = [
-        ("dtype", c_int),
+        ("embedding_dtype", c_int),
+        ("kv_dtype", c_int),
         ("num_layers", c_int),
         ("num_heads", c_int),
         ("num_kv_heads", c_int),

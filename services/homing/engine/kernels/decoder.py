@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -13,21 +13,27 @@ from torch import Tensor
 from homing.engine.batch import Batch
 from homing.engine.kernels import c_structs
 from homing.engine.kernels.packed import PackedLayer, PackedWeights
-from homing.engine.kernels.packing import PANEL
+from homing.engine.kernels.packing import PANEL, PackedMatrix
 from homing.engine.kv_cache import KVCache
 from homing.engine.models import ModelShape
 from homing.engine.models.checkpoint import DecoderWeights, parameter_shapes
 from homing.engine.models.config import DecoderConfig
 from homing.engine.models.rope import rope_tables
 
-C_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+# As `enum dtype` in formats.h.
+C_DTYPES = {
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.float16: 2,
+    torch.float8_e4m3fn: 3,
+    torch.int8: 4,
+}
+C_FORMATS = {"fp8": 3, "int8": 4, "int4": 5}
 
 
-def why_unsupported(config: DecoderConfig, dtype: torch.dtype) -> str | None:
+def why_unsupported(config: DecoderConfig) -> str | None:
     """What keeps a model from running on the C kernels, in a few words; None if nothing does."""
     sizes = (config.head_dim, config.hidden_size, config.intermediate_size)
-    if dtype not in C_DTYPES:
-        return f"no kernels for {dtype}"
     if any(size % PANEL for size in sizes):
         return f"head, hidden or intermediate size is no multiple of {PANEL}"
     if len(set(config.windows)) > c_structs.MAX_WINDOWS:
@@ -44,11 +50,12 @@ class CDecoder:
         library: ctypes.CDLL,
         config: DecoderConfig,
         weights: PackedWeights,
-        dtype: torch.dtype,
+        shape: ModelShape,
         num_threads: int,
         workspace: Workspace | None = None,
     ) -> None:
-        self.shape: ModelShape = config.shape(dtype)
+        self.shape = shape
+        self.parameter_shapes: Mapping[str, tuple[int, ...]] = parameter_shapes(config)
         self._library = library
         self._config = config
         self._weights = weights
@@ -60,27 +67,21 @@ class CDecoder:
         self._model = self._build_model()
         self._addresses: CacheAddresses | None = None
 
-    @cached_property
-    def parameter_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return parameter_shapes(self._config)
-
     @property
     def memory(self) -> Sequence[Tensor]:
         return list(self._weights.tensors)
 
     def updated(self, parameters: Mapping[str, Tensor]) -> CDecoder:
-        merged = DecoderWeights(
-            self._config,
-            self.shape.dtype,
-            _Overlay(parameters, self._config, self._weights, self.shape.dtype),
-            origin="the update",
-        )
+        # What was rounded is no longer of the model's dtype: in fp32 it is rounded to the same.
+        dtype = torch.float32 if self._weights.quantization else self.shape.dtype
+        overlay = _Overlay(parameters, self._config, self._weights, self.shape.dtype)
+        merged = DecoderWeights(self._config, dtype, overlay, origin="the update")
         weights = self._weights.updated(self._config, merged, parameters.keys())
         return CDecoder(
             self._library,
             self._config,
             weights,
-            self.shape.dtype,
+            self.shape,
             self._num_threads,
             self._workspace,
         )
@@ -123,7 +124,8 @@ class CDecoder:
             window_index = windows.index(config.windows[index] or 0)
             layers[index] = self._build_layer(layer, window_index)
         return c_structs.Model(
-            dtype=C_DTYPES[self.shape.dtype],
+            embedding_dtype=C_DTYPES[weights.embedding.dtype],
+            kv_dtype=C_DTYPES[self.shape.cache_dtype],
             num_layers=config.num_layers,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
@@ -139,23 +141,19 @@ class CDecoder:
             final_norm=weights.final_norm.data_ptr(),
             cosines=cosines.data_ptr(),
             sines=sines.data_ptr(),
-            head=_linear(weights.head, config.vocab_size, config.hidden_size),
+            head=_linear(weights.head),
         )
 
     def _build_layer(self, layer: PackedLayer, window_index: int) -> c_structs.Layer:
-        config = self._config
-        hidden, inner = config.hidden_size, config.intermediate_size
-        attended = config.num_heads * config.head_dim
-        qkv = attended + 2 * config.num_kv_heads * config.head_dim
         return c_structs.Layer(
             attention_norm=layer.attention_norm.data_ptr(),
             query_norm=_pointer(layer.query_norm),
             key_norm=_pointer(layer.key_norm),
             mlp_norm=layer.mlp_norm.data_ptr(),
-            qkv=_linear(layer.qkv, qkv, hidden, layer.qkv_bias),
-            output=_linear(layer.output, hidden, attended),
-            gate_up=_linear(layer.gate_up, 2 * inner, hidden),
-            down=_linear(layer.down, hidden, inner),
+            qkv=_linear(layer.qkv, layer.qkv_bias),
+            output=_linear(layer.output),
+            gate_up=_linear(layer.gate_up),
+            down=_linear(layer.down),
             window_index=window_index,
         )
 
@@ -190,11 +188,12 @@ class _Overlay(Mapping[str, Tensor]):
         dtype: torch.dtype,
     ) -> None:
         self._new = new
-        self._old_layer = cache(lambda index: old.layer_parameters(config, index, dtype))
+        self._dtype = dtype
+        self._old_layer = cache(lambda index: old.layer_parameters(config, index))
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self._new:
-            return self._new[name]
+            return self._new[name].to(self._dtype)
         return self._old_layer(int(name.removeprefix("model.layers.").split(".")[0]))[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -204,10 +203,17 @@ class _Overlay(Mapping[str, Tensor]):
         return len(self._new)
 
 
-def _linear(
-    packed: Tensor, outputs: int, inputs: int, bias: Tensor | None = None
-) -> c_structs.Linear:
-    return c_structs.Linear(packed=packed.data_ptr(), bias=_pointer(bias), n=outputs, k=inputs)
+def _linear(matrix: PackedMatrix, bias: Tensor | None = None) -> c_structs.Linear:
+    dtype = C_FORMATS[matrix.format.name] if matrix.format else C_DTYPES[matrix.panels.dtype]
+    return c_structs.Linear(
+        packed=matrix.panels.data_ptr(),
+        scales=_pointer(matrix.scales),
+        bias=_pointer(bias),
+        n=matrix.num_outputs,
+        k=matrix.num_inputs,
+        dtype=dtype,
+        group=matrix.group,
+    )
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

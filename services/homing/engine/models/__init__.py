@@ -34,7 +34,12 @@ class ModelShape:
     vocab_size: int
     max_context_tokens: int
     eos_token_ids: tuple[int, ...]
-    dtype: torch.dtype  # of weights and KV cache; activations and logits are fp32 on a CPU
+    dtype: torch.dtype  # of weights that are not rounded; activations and logits are fp32 on a CPU
+    kv_dtype: torch.dtype | None = None  # of the KV cache; None: `dtype`. int8 has scales
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        return self.kv_dtype or self.dtype
 
 
 class Model(Protocol):

@@ -51,7 +51,7 @@ class DecoderConfig:
     qk_norm: bool
     tied_head: bool
 
-    def shape(self, dtype: torch.dtype) -> ModelShape:
+    def shape(self, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> ModelShape:
         return ModelShape(
             num_layers=self.num_layers,
             num_heads=self.num_heads,
@@ -62,6 +62,7 @@ class DecoderConfig:
             max_context_tokens=self.max_context_tokens,
             eos_token_ids=self.eos_token_ids,
             dtype=dtype,
+            kv_dtype=kv_dtype,
         )
 
 

@@ -3,23 +3,23 @@ against.
 
 On a CPU it computes in fp32 whatever the weights' dtype (bf16 there means bf16 values of weights
 and cache, fp32 arithmetic), because torch's bf16 linears are slow on CPUs without bf16
-instructions, and because that is what the C kernels do. Runs where there is no compiler, at a
-fraction of their speed.
+instructions, and because that is what the C kernels do. Quantized weights are rounded, and then
+kept in fp32: they take no less memory here. Runs where there is no compiler, at a fraction of their
+speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from homing.engine.attention.reference import paged_attention, write_cache
+from homing.engine.attention.reference import paged_attention
 from homing.engine.batch import Batch
-from homing.engine.kv_cache import KVCache
+from homing.engine.kv_cache import KVCache, write_slots
 from homing.engine.models import ModelShape
 from homing.engine.models.checkpoint import (
     DecoderWeights,
@@ -28,6 +28,7 @@ from homing.engine.models.checkpoint import (
     parameter_shapes,
 )
 from homing.engine.models.config import DecoderConfig
+from homing.engine.models.quantization import NumberFormat, Quantization, fake_quantize
 from homing.engine.models.rope import rope_tables
 
 # fp32 matrix products of 1, 2, 3 or 5 rows take other code paths in MKL than larger ones, and round
@@ -42,22 +43,25 @@ class TorchDecoder:
         self,
         config: DecoderConfig,
         checkpoint: DecoderWeights,
-        dtype: torch.dtype,
+        shape: ModelShape,
         on_layer: Callable[[int], None],
+        quantization: Quantization | None = None,
     ) -> None:
-        self.shape: ModelShape = config.shape(dtype)
+        self.shape = shape
+        self.parameter_shapes: Mapping[str, tuple[int, ...]] = parameter_shapes(config)
         self._config = config
+        self._quantization = quantization
+        layers, head = quantization and quantization.layers, quantization and quantization.head
         self._embedding = _fp32(checkpoint.embedding())
-        self._layers = [_in_fp32(layer) for layer in checkpoint.layers(on_layer)]
+        self._layers = [_in_fp32(layer, layers) for layer in checkpoint.layers(on_layer)]
         self._final_norm = _fp32(checkpoint.final_norm())
-        self._head = self._embedding if config.tied_head else _fp32(checkpoint.head())
+        if config.tied_head and head is None:
+            self._head = self._embedding
+        else:
+            self._head = fake_quantize(_fp32(checkpoint.head()), head)
         self._cosines, self._sines = rope_tables(
             config.rope, head_dim=config.head_dim, num_positions=config.max_context_tokens
         )
-
-    @cached_property
-    def parameter_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return parameter_shapes(self._config)
 
     @property
     def memory(self) -> Sequence[Tensor]:
@@ -73,9 +77,12 @@ class TorchDecoder:
         }
         for index, layer in enumerate(self._layers):
             old |= layer_parameters(self._config, index, layer)
-        dtype = self.shape.dtype
-        weights = DecoderWeights(self._config, dtype, {**old, **parameters}, origin="the update")
-        return TorchDecoder(self._config, weights, dtype, lambda index: None)
+        new = {name: tensor.to(self.shape.dtype) for name, tensor in parameters.items()}
+        # All in fp32: what was rounded to a scale is not of the model's dtype.
+        weights = DecoderWeights(self._config, torch.float32, old | new, origin="the update")
+        return TorchDecoder(
+            self._config, weights, self.shape, lambda index: None, self._quantization
+        )
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
@@ -105,8 +112,8 @@ class TorchDecoder:
         if layer.query_norm is not None and layer.key_norm is not None:
             queries = self._norm(queries, layer.query_norm)
             keys = self._norm(keys, layer.key_norm)
-        write_cache(cache.keys[index], _rotate(keys, cosines, sines), batch.slot_mapping)
-        write_cache(cache.values[index], values, batch.slot_mapping)
+        write_slots(cache.keys[index], _rotate(keys, cosines, sines), batch.slot_mapping)
+        write_slots(cache.values[index], values, batch.slot_mapping)
         attended = paged_attention(
             _rotate(queries, cosines, sines),
             cache.keys[index],
@@ -126,9 +133,16 @@ class TorchDecoder:
         )
 
 
-def _in_fp32(layer: LayerWeights) -> LayerWeights:
+def _in_fp32(layer: LayerWeights, number_format: NumberFormat | None) -> LayerWeights:
+    """Matrices rounded to `number_format`, and back."""
     present = {name: tensor for name, tensor in vars(layer).items() if tensor is not None}
-    return replace(layer, **{name: _fp32(tensor) for name, tensor in present.items()})
+    return replace(
+        layer,
+        **{
+            name: fake_quantize(_fp32(tensor), number_format if tensor.dim() == 2 else None)
+            for name, tensor in present.items()
+        },
+    )
 
 
 def _fp32(tensor: Tensor) -> Tensor:

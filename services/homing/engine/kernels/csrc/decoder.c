@@ -1,8 +1,8 @@
 // A step of a decoder of the Llama family: all its layers and the head, in one call and one
 // parallel region. Called through ctypes; knows nothing of torch, of requests or of sampling.
 //
-// Residual stream and activations are fp32. Weights and KV cache are fp32 or bf16 (`dtype`), and
-// a bf16 model differs from an fp32 one only in the rounding of these two.
+// Residual stream and activations are fp32. Embedding, each linear and the KV cache have formats of
+// their own: a bf16 model differs from an fp32 one only in the rounding of what is kept so.
 //
 // The phases of a layer, each shared out among all threads and followed by a barrier:
 //   1 rms_norm, qkv    2 q/k norm, rope, KV write    3 attention    4 output, + residual
@@ -27,11 +27,11 @@ typedef struct {
 } Layer;
 
 typedef struct {
-  int dtype, num_layers, num_heads, num_kv_heads, head_dim, hidden, intermediate, num_windows;
+  int embedding_dtype, kv_dtype, num_layers, num_heads, num_kv_heads, head_dim, hidden, intermediate, num_windows;
   int windows[MAX_WINDOWS];
   float norm_eps, scale;
   const Layer *layers;
-  const void *embedding;         // [vocab][hidden] of `dtype`
+  const void *embedding;         // [vocab][hidden]
   const float *final_norm;       // [hidden]
   const float *cosines, *sines;  // [positions][head_dim / 2]
   Linear head;
@@ -40,7 +40,7 @@ typedef struct {
 typedef struct {
   int rows, num_selected, max_blocks, block_size;
   const int32_t *token_ids, *positions, *slot_mapping, *request_index, *block_tables, *selected;
-  void *const *keys, *const *values;  // per layer [slots][kv_heads][head_dim] of the model's dtype
+  void *const *keys, *const *values;  // per layer [slots][kv_heads] heads: formats.h
   float *logits;                      // [num_selected][vocab]
 } Step;
 
@@ -55,8 +55,10 @@ typedef struct {
   Barrier barrier;
   AttentionShape shape;
   AttentionPlan plans[MAX_WINDOWS];
-  float *hidden, *normed, *qkv, *attended, *activated, *scratch;  // [rows][...]
+  float *hidden, *normed, *qkv, *attended, *activated;  // [rows][...]
+  char *scratch;                                         // [threads][scratch_bytes]
   size_t hidden_size, normed_size, qkv_size, attended_size, activated_size, scratch_size;
+  size_t scratch_bytes;
 } Workspace;
 
 Workspace *new_workspace(void) {
@@ -67,9 +69,15 @@ Workspace *new_workspace(void) {
 
 void free_workspace(Workspace *w) {
   for (int i = 0; i < MAX_WINDOWS; i++) free_plan(&w->plans[i]);
-  float *buffers[] = {w->hidden, w->normed, w->qkv, w->attended, w->activated, w->scratch};
+  void *buffers[] = {w->hidden, w->normed, w->qkv, w->attended, w->activated, w->scratch};
   for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) free(buffers[i]);
   free(w);
+}
+
+static int most_inputs(const Model *m) {
+  int attended = m->num_heads * m->head_dim, most = m->hidden;
+  if (attended > most) most = attended;
+  return m->intermediate > most ? m->intermediate : most;
 }
 
 static void grow_workspace(Workspace *w, const Model *m, int rows, int threads) {
@@ -85,8 +93,11 @@ static void grow_workspace(Workspace *w, const Model *m, int rows, int threads) 
   w->qkv = grown(w->qkv, &w->qkv_size, row * (m->num_heads + 2 * m->num_kv_heads) * head);
   w->attended = grown(w->attended, &w->attended_size, row * m->num_heads * head);
   w->activated = grown(w->activated, &w->activated_size, row * m->intermediate);
-  size_t scratch = sizeof(float) * attention_scratch_floats(s) * threads;
-  w->scratch = grown(w->scratch, &w->scratch_size, scratch);
+  size_t for_attention = sizeof(float) * attention_scratch_floats(s);
+  size_t for_linears = linear_scratch_bytes(most_inputs(m));
+  size_t scratch = for_attention > for_linears ? for_attention : for_linears;
+  w->scratch_bytes = (scratch + 63) / 64 * 64;
+  w->scratch = grown(w->scratch, &w->scratch_size, w->scratch_bytes * threads);
 }
 
 // Spins a while, then yields: right too where threads outnumber cores, whatever OMP_WAIT_POLICY.
@@ -118,6 +129,9 @@ typedef struct {
   int thread, threads;
 } Worker;
 
+// This thread's scratch memory.
+static void *scratch(Worker *k) { return k->w->scratch + k->w->scratch_bytes * k->thread; }
+
 static void rms_norm(float *out, const float *x, const float *weight, int n, float eps) {
   vf squares = splat(0.f);
   for (int i = 0; i < n; i += LANES) squares = fma_v(load(x + i), load(x + i), squares);
@@ -142,7 +156,7 @@ static const float *norm_rows(Worker *k, const float *weight, const int32_t *sel
 static void linear(Worker *k, const Linear *l, const float *x, int rows, enum epilogue kind,
                    float *out, size_t out_stride) {
   Epilogue e = {kind, out, out_stride};
-  apply_linear(l, k->m->dtype, x, l->k, rows, e, k->thread, k->threads);
+  apply_linear(l, x, rows, e, scratch(k), k->thread, k->threads);
 }
 
 static void embed(Worker *k) {
@@ -152,7 +166,7 @@ static void embed(Worker *k) {
   for (int r = begin; r < end; r++) {
     size_t token = (size_t)k->b->token_ids[r] * n;
     for (int i = 0; i < n; i += LANES)
-      store(k->w->hidden + (size_t)r * n + i, load_kv(m->dtype, m->embedding, token + i));
+      store(k->w->hidden + (size_t)r * n + i, load_numbers(m->embedding_dtype, m->embedding, token + i));
   }
 }
 
@@ -164,11 +178,8 @@ static void rotate(float *head, const float *cosines, const float *sines, int ha
   }
 }
 
-static void write_slot(const Model *m, void *cache, size_t index, const float *head) {
-  int n = m->head_dim;
-  if (m->dtype == FP32) memcpy((float *)cache + index, head, n * sizeof(float));
-  else
-    for (int i = 0; i < n; i++) ((bf16 *)cache)[index + i] = to_bf16(head[i]);
+static void write_slot(const Model *m, char *cache, size_t index, const float *head) {
+  write_head(m->kv_dtype, cache + index * head_bytes(m->kv_dtype, m->head_dim), head, m->head_dim);
 }
 
 static void place_heads(Worker *k, int index) {
@@ -182,14 +193,14 @@ static void place_heads(Worker *k, int index) {
     float *head = k->w->qkv + (size_t)i * n;
     size_t slot = (size_t)k->b->slot_mapping[row] * m->num_kv_heads;
     if (h >= values_at) {
-      write_slot(m, k->b->values[index], (slot + h - values_at) * n, head);
+      write_slot(m, k->b->values[index], slot + h - values_at, head);
       continue;
     }
     const float *norm = h < keys_at ? layer->query_norm : layer->key_norm;
     if (norm) rms_norm(head, head, norm, n, m->norm_eps);
     size_t angle = (size_t)k->b->positions[row] * (n / 2);
     rotate(head, m->cosines + angle, m->sines + angle, n / 2);
-    if (h >= keys_at) write_slot(m, k->b->keys[index], (slot + h - keys_at) * n, head);
+    if (h >= keys_at) write_slot(m, k->b->keys[index], slot + h - keys_at, head);
   }
 }
 
@@ -199,9 +210,9 @@ static void attention(Worker *k, int index) {
   Rows rows = {k->b->positions, k->b->request_index, k->b->block_tables,
                k->b->rows, k->b->max_blocks, k->b->block_size};
   size_t stride = (size_t)(m->num_heads + 2 * m->num_kv_heads) * m->head_dim;
-  Attention a = {&w->shape, &rows, &w->plans[m->layers[index].window_index], m->dtype,
+  Attention a = {&w->shape, &rows, &w->plans[m->layers[index].window_index], m->kv_dtype,
                  w->qkv, stride, k->b->keys[index], k->b->values[index], w->attended};
-  attend(&a, w->scratch + attention_scratch_floats(&w->shape) * k->thread, k->thread);
+  attend(&a, scratch(k), k->thread);
 }
 
 static void run_layer(Worker *k, int index) {
