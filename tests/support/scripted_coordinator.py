@@ -76,7 +76,9 @@ class ScriptedCoordinator:
     def send(self, peer: bytes, message: Message) -> None:
         self.router.send(peer, pack(message))
 
-    async def welcome(self, *, live_ranks: int = 2, heartbeat_s: float = 0.05) -> bytes:
+    async def welcome(
+        self, *, live_ranks: int = 2, heartbeat_s: float = 0.05, reads_prefixes: bool = True
+    ) -> bytes:
         """Take the next Hello and welcome its sender, whose identity is returned."""
         sender, _ = await self.next(Hello)
         self.send(
@@ -89,7 +91,7 @@ class ScriptedCoordinator:
                 epoch=0,
                 control_sequence=0,
                 policy="prefix_affinity",
-                reads_prefixes=True,
+                reads_prefixes=reads_prefixes,
                 live_ranks=live_ranks,
                 heartbeat_s=heartbeat_s,
                 model_card=pack_payload(CARD),

@@ -67,12 +67,14 @@ STOPPED = Finish(FinishReason.STOP, 2)
 
 
 @asynccontextmanager
-async def joined(**options: Any) -> AsyncIterator[tuple[ScriptedCoordinator, Client, bytes]]:
+async def joined(
+    *, reads_prefixes: bool = True, **options: Any
+) -> AsyncIterator[tuple[ScriptedCoordinator, Client, bytes]]:
     """A coordinator, a client that has joined it, and the client's identity."""
     with ScriptedCoordinator() as coordinator:
         client = Client(coordinator.address, **options)
         starting = asyncio.create_task(client.start(5))
-        peer = await coordinator.welcome()
+        peer = await coordinator.welcome(reads_prefixes=reads_prefixes)
         await starting
         try:
             yield coordinator, client, peer
@@ -112,6 +114,20 @@ async def test_a_request_streams_its_parts_and_ends_once():
         assert parts[0].prompt_log_probs == [None, -1, -2, -3, -4]
         assert parts[1].finish == STOPPED
         assert not client._generations
+
+
+async def test_prompts_are_not_hashed_for_a_policy_that_reads_no_prefixes():
+    async with joined(reads_prefixes=False) as (coordinator, client, _):
+        client.submit(uint32(5, 6, 7, 8, 9), SamplingParams(seed=3))
+        _, submit = await coordinator.next(Submit)
+        assert submit.block_hashes is None
+
+
+async def test_a_tenant_is_named_to_the_coordinator():
+    async with joined() as (coordinator, client, _):
+        client.submit(uint32(5), SamplingParams(), tenant=7)
+        client.submit(uint32(5), SamplingParams())
+        assert [(await coordinator.next(Submit))[1].tenant for _ in range(2)] == [7, None]
 
 
 async def test_a_request_without_a_seed_is_given_one_that_all_its_attempts_share():

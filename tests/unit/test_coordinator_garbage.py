@@ -17,7 +17,9 @@ from homing.wire import (
     Goodbye,
     Heartbeat,
     Lost,
+    LostReason,
     Message,
+    Rejoin,
     Stats,
     Submit,
     pack,
@@ -41,6 +43,19 @@ def test_random_bytes_are_garbage_or_a_message(frames: list[bytes]) -> None:
     for sender in (b"c1", b"e0", b"stranger"):
         fleet.frames(sender, frames)
     assert fleet.stats()["garbage"] <= 3
+
+
+def test_an_empty_message_makes_nobody_an_engine() -> None:
+    """Nor does any other message but Hello: who sends it is a stranger, and gets no prompts."""
+    fleet = Fleet()
+    fleet.join_client(1)
+    for frames in ([], [b""], [b"", b""]):
+        assert fleet.frames(b"e7", frames) == []
+    [(peer, message)] = fleet.say(b"e7", Heartbeat(0))
+    assert (peer, type(message)) == (b"e7", Rejoin)
+    [(peer, refusal)] = fleet.say(b"c1", submit())
+    assert isinstance(refusal, Lost)
+    assert (peer, refusal.reason) == (b"c1", LostReason.NO_RANK)
 
 
 def test_a_hundred_thousand_mutated_messages_raise_nothing() -> None:

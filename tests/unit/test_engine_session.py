@@ -305,6 +305,18 @@ def test_a_request_is_answered_token_by_token_and_ends_once():
     assert step(session, engine) == []
 
 
+def test_an_answer_carries_nothing_of_its_prompt():
+    def num_bytes(prompt: list[int]) -> int:
+        session, engine = joined()
+        session.handle(submit(prompt=prompt), 0.0)
+        outputs = [output for _ in range(12) for output in step(session, engine)]
+        assert [end for output in outputs for end in finished(output)]
+        return sum(memoryview(frame).nbytes for output in outputs for frame in pack(output))
+
+    few, many = [5, 6, 7, 8], [5, 6, 7, 8] * 28
+    assert abs(num_bytes(many) - num_bytes(few)) < 20
+
+
 def test_a_step_sends_one_message_to_each_client():
     session, engine = joined()
     for client, request_id in ((ALICE, 1), (BOB, 1), (ALICE, 2), (BOB, 2)):

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from homing.client import Part
+from homing.frontend.openai.logprobs import completion_log_probs
+from homing.frontend.text import Token
 from homing.params import SamplingParams
 from tests.support.byte_model import byte_ids
 from tests.support.fake_fleet import LENGTH, STOP, log_prob_of, says
@@ -85,6 +87,16 @@ async def test_log_probs_name_tokens_by_id_on_request(tmp_path, path, body):
         scores = (await frontend.post(path, body))["choices"][0]["logprobs"]
     [token] = scores["tokens"] if path == COMPLETIONS else [scores["content"][0]["token"]]
     assert token == f"token_id:{byte_ids('y')[0]}"
+
+
+def test_of_alternatives_that_read_alike_the_most_probable_stays():
+    """Many ids are no character by themselves, and read as the same sign."""
+    token = Token(9, 0, log_prob=-3.0, top=[(7, -0.5), (8, -1.5), (5, -2.0)])
+    spelling = {5: "x", 7: "?", 8: "?", 9: "?"}
+    [top] = completion_log_probs(spelling.__getitem__, [token], 3).top_logprobs
+    assert top == {"?": -0.5, "x": -2.0}
+    [top] = completion_log_probs(str, [token], 3).top_logprobs
+    assert top == {"7": -0.5, "8": -1.5, "5": -2.0, "9": -3.0}
 
 
 @BOTH

@@ -25,6 +25,7 @@ from homing.launch.commands import (
 )
 from homing.launch.config import LaunchConfig
 from homing.launch.family import Command
+from homing.llm.config import EngineConfig as LlmConfig
 
 ADDRESS = "ipc:///nowhere/coordinator.sock"
 LIFELINE = 9
@@ -146,6 +147,12 @@ def test_the_threads_of_all_ranks_are_no_more_than_the_cores(
     assert LaunchConfig(data_parallel_size=3).engine_threads == 2
     assert LaunchConfig(data_parallel_size=16).engine_threads == 1
     assert LaunchConfig(data_parallel_size=2, num_threads=5).engine_threads == 5
+
+
+def test_the_default_policy_is_one_however_the_fleet_is_started() -> None:
+    policy = CoordinatorConfig().policy
+    assert LaunchConfig().routing_policy == policy
+    assert LlmConfig().routing_policy == policy
 
 
 def test_a_routing_policy_that_there_is_not_is_refused_before_anything_starts() -> None:
