@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -93,17 +94,27 @@ def test_truncation_leaves_the_most_probable_token(complete, plain, fields):
     assert complete(**DRAWN, **fields)["choices"][0]["text"] == plain["text"]
 
 
-def test_without_penalties_tokens_come_again(complete):
-    [choice] = complete(prompt="la la la la la", max_tokens=8)["choices"]
-    assert len(set(choice["token_ids"])) == 1
+@pytest.fixture(scope="module")
+def refrain(complete: Any) -> Callable[..., int]:
+    """How many different tokens there are in 12 that the model would rather repeat."""
+
+    def count(**fields: Any) -> int:
+        reply = complete(prompt="la la la la la la la la", max_tokens=12, **fields)
+        return len(set(reply["choices"][0]["token_ids"]))
+
+    return count
+
+
+@pytest.fixture(scope="module")
+def plain_refrain(refrain: Any) -> int:
+    return refrain()
 
 
 @pytest.mark.parametrize(
     "fields", [{"repetition_penalty": 5}, {"presence_penalty": 2}, {"frequency_penalty": 2}]
 )
-def test_penalties_keep_tokens_from_coming_again(complete, fields):
-    [choice] = complete(prompt="la la la la la", max_tokens=8, **fields)["choices"]
-    assert len(set(choice["token_ids"])) > 1
+def test_penalties_keep_tokens_from_coming_again(refrain, plain_refrain, fields):
+    assert refrain(**fields) > plain_refrain
 
 
 def test_logit_bias_bars_a_token_or_makes_it_certain(complete, plain):
@@ -211,3 +222,18 @@ def test_a_template_is_told_what_the_request_says(chat, plain_chat):
     assert rest["message"]["content"] == " is Paris."
     [same] = chat(messages=[], prompt_token_ids=ids)["choices"]
     assert same["token_ids"] == plain_chat["token_ids"]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_chat_with_a_shape_and_tools_has_either(chat, seed):
+    parameters = {"type": "object", "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "seven", "parameters": parameters}}
+    shaped = {"response_format": SEVEN, "tools": [tool], "temperature": 1.5, "seed": seed}
+    [choice] = chat(**shaped, parallel_tool_calls=False, max_tokens=80)["choices"]
+    if choice["finish_reason"] == "stop":
+        assert choice["message"]["content"] == "7"
+    else:
+        assert choice["finish_reason"] == "tool_calls"
+        [call] = choice["message"]["tool_calls"]
+        assert call["function"]["name"] == "seven"
+        assert json.loads(call["function"]["arguments"]) == {}

@@ -174,6 +174,7 @@ async def test_contents_are_texts_nulls_or_parts(tmp_path, content, expected):
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
         [{"role": "user", "content": ["x", 1]}],
         [{"role": "assistant", "tool_calls": 5}],
+        [{"role": "assistant", "tool_calls": {}}],
         [{"role": "assistant", "tool_calls": [{"function": {}}]}],
         ["hi"],
         "hi",

@@ -161,6 +161,8 @@ async def test_a_stream_of_ids_ends_with_its_usage_when_asked(tmp_path):
         (GENERATE, {"text": "x", "sampling_params": {"temperature": "hot"}}, "temperature"),
         (GENERATE, {"text": ["x", "y"], "sampling_params": [{}, {"n": 2}]}, "sampling_params"),
         (GENERATE, {"text": ["x", "y", "z"], "rid": ["a", "b"]}, "rid"),
+        (GENERATE, {"text": "x", "top_logprobs_num": -1}, "top_logprobs_num"),
+        (GENERATE, {"text": "x", "extra_key": "a", "cache_salt": "b"}, "extra_key"),
         (GENERATE, {"text": "x", "image_data": "i"}, "image_data"),
         (GENERATE, {"text": "x", "model": "nobody"}, "model"),
         (TOKENS, {}, "token_ids"),

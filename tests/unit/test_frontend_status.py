@@ -150,7 +150,8 @@ async def test_what_is_not_served_is_a_404_that_says_so(tmp_path, path):
 
 async def test_the_page_and_its_figures_are_served(tmp_path):
     async with serving(tmp_path, says(byte_ids("x"))) as frontend:
-        frontend.fleet.snapshot = SNAPSHOT | {"requests": 1, "clients": 1, "ranks": []}
+        gathered = {"requests": 1, "clients": 1, "ranks": [], "recent": []}
+        frontend.fleet.snapshot = SNAPSHOT | gathered
         assert "<html" in (await frontend.http.get("/")).text
         assert (await frontend.http.get("/fleet")).json()["live_ranks"] == 1
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from homing.params import JsonSchema
+from homing.params import Grammar, JsonSchema
 from homing.tokenizer import Tokenizer
 from homing.wire import Finish, FinishReason
 from tests.support.byte_model import CHAT_TEMPLATE, byte_ids
@@ -194,8 +194,7 @@ async def test_an_answer_cut_off_at_the_limit_says_length_whatever_it_calls(tmp_
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "mul"}}}, "tool_choice"),
         ({"tool_choice": "any"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "tool_choice"),
-        ({"tool_choice": "required", "guided_regex": "a"}, "tool_choice"),
+        ({"guided_regex": "a"}, "tool_choice"),
     ],
 )
 async def test_tools_that_cannot_be_are_refused_by_name(tmp_path, fields, param):
@@ -204,10 +203,41 @@ async def test_tools_that_cannot_be_are_refused_by_name(tmp_path, fields, param)
     assert error["param"] == param
 
 
+SHAPED = {"response_format": {"type": "json_object"}}
+
+
 async def test_an_answer_of_a_shape_may_have_tools_that_it_does_not_call(tmp_path):
-    shaped = {"response_format": {"type": "json_object"}, "tool_choice": "none"}
     async with tools_frontend(tmp_path, "{}") as frontend:
-        assert (await ask(frontend, **shaped))["message"]["content"] == "{}"
+        for choice in ("none", "auto"):
+            answer = await ask(frontend, **SHAPED, tool_choice=choice)
+            assert answer["message"]["content"] == "{}"
+            assert answer["finish_reason"] == "stop"
+        shapes = [g.params.structured_output for g in frontend.fleet.submitted]
+    assert isinstance(shapes[0], JsonSchema)
+    assert isinstance(shapes[1], Grammar)  # it could have called
+
+
+async def test_a_model_may_call_a_tool_instead_of_an_answer_of_a_shape(tmp_path):
+    async with tools_frontend(tmp_path, CALL) as frontend:
+        choice = await ask(frontend, **SHAPED)
+    assert choice["message"]["tool_calls"] == [call("add", '{"a": 1}')]
+    assert choice["finish_reason"] == "tool_calls"
+
+
+async def test_a_required_call_leaves_no_text_to_have_a_shape(tmp_path):
+    async with tools_frontend(tmp_path, REQUIRED) as frontend:
+        choice = await ask(frontend, **SHAPED, tool_choice="required")
+        shape = frontend.fleet.submitted[-1].params.structured_output
+    assert choice["message"]["tool_calls"]
+    assert isinstance(shape, JsonSchema)
+    assert json.loads(shape.schema)["type"] == "array"
+
+
+async def test_a_format_without_a_grammar_has_either_tools_or_a_shape(tmp_path):
+    settings = {"tool_call_parser": "qwen3_coder"}
+    async with tools_frontend(tmp_path, "{}", model_settings=settings) as frontend:
+        error = await frontend.error(URL, {"messages": HI, "tools": [ADD], **SHAPED}, 400)
+    assert error["param"] == "tool_choice"
 
 
 async def test_a_template_without_tools_has_them_told_in_a_system_message(tmp_path):

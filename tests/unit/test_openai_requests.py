@@ -21,7 +21,7 @@ def completion(**fields):
 
 def chat(**fields):
     request = read_chat(json.dumps({"messages": MESSAGES, **fields}).encode())
-    return chat_params(request, tool_choice(request))
+    return chat_params(request, tool_choice(request), "hermes")
 
 
 OF_BOTH = pytest.mark.parametrize("params_of", [completion, chat], ids=["completion", "chat"])
@@ -34,6 +34,14 @@ def test_a_completion_that_names_no_limit_has_16_tokens_and_a_chat_the_context()
     assert chat(max_tokens=None, max_completion_tokens=None) == chat()
 
 
+@OF_BOTH
+def test_names_that_mean_the_same_may_not_differ(params_of):
+    assert params_of(request_id="a", rid="a", max_tokens=5) == params_of(max_tokens=5)
+    with pytest.raises(InvalidRequest, match="request_id and rid mean the same") as caught:
+        params_of(request_id="a", rid="b")
+    assert caught.value.field == "rid"
+
+
 def test_max_completion_tokens_wins_over_max_tokens():
     assert chat(max_tokens=3).num_tokens_to_generate == 3
     assert chat(max_tokens=3, max_completion_tokens=5).num_tokens_to_generate == 5
@@ -43,9 +51,9 @@ def test_a_completion_of_no_tokens_scores_its_prompt_and_a_chat_of_none_is_refus
     params = completion(max_tokens=0, echo=True, logprobs=1)
     assert params.num_tokens_to_generate == 0
     assert params.wants_prompt_log_probs
-    with pytest.raises(InvalidRequest) as caught:
-        chat(max_completion_tokens=0)
-    assert caught.value.field == "max_completion_tokens"
+    for fields in ({"max_completion_tokens": 0}, {"max_completion_tokens": 5, "max_tokens": 0}):
+        with pytest.raises(InvalidRequest, match="is 0; it must be at least 1"):
+            chat(**fields)
 
 
 @OF_BOTH

@@ -23,7 +23,7 @@ def completion(**fields: Any) -> SamplingParams:
 
 def chat(**fields: Any) -> SamplingParams:
     request = read_chat(json.dumps({"messages": [], **fields}))
-    return chat_params(request, tool_choice(request))
+    return chat_params(request, tool_choice(request), "hermes")
 
 
 OF_BOTH = pytest.mark.parametrize("params_of", [completion, chat])
@@ -43,6 +43,7 @@ OF_BOTH = pytest.mark.parametrize("params_of", [completion, chat])
         ),
         ("structured_outputs", {"json": SCHEMA}, JsonSchema(SCHEMA_TEXT)),
         ("structured_outputs", {"json": SCHEMA_TEXT, "regex": None}, JsonSchema(SCHEMA_TEXT)),
+        ("structured_outputs", {"json": {}}, JsonSchema("{}")),
         ("structured_outputs", {"json_object": True}, JsonSchema('{"type":"object"}')),
         ("structured_outputs", {"regex": "a+"}, Regex("a+")),
         ("structured_outputs", {"choice": ["a", "b"]}, Choice(("a", "b"))),

@@ -7,6 +7,7 @@ from typing import Any
 from homing.errors import InvalidRequest
 from homing.frontend.answer_reader import AnswerReading
 from homing.frontend.completions import check_token_ids
+from homing.frontend.openai.reading import one_of
 from homing.frontend.openai.requests import ChatRequest
 from homing.frontend.openai.sampling import chat_params
 from homing.frontend.openai.tools import tool_choice
@@ -40,7 +41,7 @@ _THINKING_SWITCHES = ("enable_thinking", "thinking")
 async def chat_job(request: ChatRequest, model: ServedModel) -> Job:
     """What a request asks for. Raises `InvalidRequest`."""
     choice = tool_choice(request)
-    params = chat_params(request, choice)
+    params = chat_params(request, choice, model.answer_format.tools)
     can_think = params.structured_output is None and request.separate_reasoning is not False
     answer_format = model.answer_format if can_think else model.answer_format.without_reasoning
     prompt = await chat_prompt(request, choice, model, held=params.structured_output is not None)
@@ -98,7 +99,8 @@ async def chat_prompt(
 
     held: the answer is held to a shape, which leaves no room for thoughts.
     """
-    if given := request.prompt_token_ids or request.input_ids:
+    given = one_of(prompt_token_ids=request.prompt_token_ids, input_ids=request.input_ids)
+    if given:
         field = "prompt_token_ids" if request.prompt_token_ids else "input_ids"
         check_token_ids(given, model.card.vocab_size, field=field)
         end = model.tokenizer.decode(given[-_END_CHARACTERS:], skip_special_tokens=False)

@@ -13,6 +13,10 @@ from homing.errors import InvalidRequest
 
 MAX_CHARACTERS = 128 * 1024
 """Of one definition. OpenAI takes 120,000 in a schema's names and values."""
+JSON_WHITESPACE = r"[ ]|\n[ ]{0,32}|\n\t{0,8}"
+"""What may stand between the parts of a JSON text: a space, or a line break and an indent. Bounded:
+weak models go on with blanks for ever. A schema may name its own, as `whitespace_pattern` in
+`x-guidance`."""
 
 
 class JsonSchema(msgspec.Struct, frozen=True, tag="json_schema"):

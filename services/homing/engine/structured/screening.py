@@ -25,7 +25,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from homing.engine.structured.vocabulary import byte_vocabulary
 from homing.params import Choice, Grammar, JsonSchema, Regex, StructuredOutput
-from homing.params.structured import invalid
+from homing.params.structured import JSON_WHITESPACE, invalid
 
 MAX_COMPILE_S = 2.0
 """CPU time for one definition. 2,000 optional properties take 0.5 s."""
@@ -35,11 +35,6 @@ MAX_ERROR_CHARACTERS = 500
 
 LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 """States take 1 to 2 kB each, and no ordinary definition needs 3,000."""
-
-WHITESPACE = r"[ ]|\n[ ]{0,32}|\n\t{0,8}"
-"""What may stand between the parts of a JSON text: a space, or a line break and an indent. Bounded:
-weak models go on with blanks for ever. A schema may name its own, as `whitespace_pattern` in
-`x-guidance`."""
 
 
 class Screening:
@@ -136,7 +131,7 @@ def _grammar(kind: str, text: str) -> str:
     match kind:
         case "JsonSchema":
             return LLMatcher.grammar_from_json_schema(
-                text, defaults={"whitespace_pattern": WHITESPACE}
+                text, defaults={"whitespace_pattern": JSON_WHITESPACE}
             )
         case "Regex":
             return LLMatcher.grammar_from_regex(text)

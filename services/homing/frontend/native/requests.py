@@ -11,8 +11,9 @@ import msgspec
 from msgspec import Struct
 
 from homing.errors import InvalidRequest
-from homing.frontend.openai.reading import read_body
+from homing.frontend.openai.reading import one_of, read_body
 from homing.frontend.openai.requests import CompletionRequest, StreamOptions, read_completion
+from homing.params.sampling import MAX_TOP_LOGPROBS
 
 DEFAULT_NEW_TOKENS = 128
 """What SGLang generates when a request names no limit."""
@@ -108,6 +109,11 @@ def read_generate(body: bytes | str) -> NativeRequest:
         raise InvalidRequest("give either text or input_ids", field="input_ids")
     prompt = request.input_ids if request.text is None else request.text
     num_top = request.top_logprobs_num or 0
+    if not 0 <= num_top <= MAX_TOP_LOGPROBS:
+        raise InvalidRequest(
+            f"top_logprobs_num is {num_top}; it must be from 0 to {MAX_TOP_LOGPROBS}",
+            field="top_logprobs_num",
+        )
     start = request.logprob_start_len
     wants_prompt = request.return_logprob and start is not None and start >= 0
     names = [request.rid] if isinstance(request.rid, str) else request.rid or []
@@ -119,7 +125,7 @@ def read_generate(body: bytes | str) -> NativeRequest:
         stream=request.stream,
         logprobs=num_top if request.return_logprob else None,
         prompt_logprobs=num_top if wants_prompt else None,
-        cache_salt=request.cache_salt or request.extra_key,
+        cache_salt=one_of(cache_salt=request.cache_salt, extra_key=request.extra_key),
         return_weight_versions=request.return_weight_versions,
         request_id=names[0] if len(names) == 1 else None,
     )

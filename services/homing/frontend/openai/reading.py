@@ -11,10 +11,11 @@ from msgspec import Struct
 
 from homing.errors import InvalidRequest
 
-T = TypeVar("T", bound=Struct)
+S = TypeVar("S", bound=Struct)
+T = TypeVar("T")
 
 
-def read_body(kind: type[T], body: bytes | str) -> T:
+def read_body(kind: type[S], body: bytes | str) -> S:
     """Decode a JSON body. Raises `InvalidRequest` naming what is wrong."""
     try:
         return _decoder(kind).decode(body)
@@ -27,7 +28,7 @@ def read_body(kind: type[T], body: bytes | str) -> T:
 
 
 @cache
-def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+def _decoder(kind: type[S]) -> msgspec.json.Decoder[S]:
     return msgspec.json.Decoder(kind)
 
 
@@ -35,3 +36,13 @@ def field_of(message: str) -> str | None:
     """The field that msgspec's message is about: `... at `$.stop[0]`` or `missing ... `prompt``."""
     match = re.search(r"`(?:.* in `)?\$\.(\w+)", message) or re.search(r"field `(\w+)`", message)
     return match[1] if match else None
+
+
+def one_of(**fields: T | None) -> T | None:
+    """The value of a field that goes by several names. Raises `InvalidRequest` where two of them
+    say different things: one would be dropped."""
+    given = {name: value for name, value in fields.items() if value}
+    for name, value in given.items():
+        if value != next(iter(given.values())):
+            raise InvalidRequest(f"{' and '.join(given)} mean the same; give one", field=name)
+    return next(iter(given.values()), None)

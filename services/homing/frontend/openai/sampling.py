@@ -6,6 +6,7 @@ from typing import Any
 
 from homing.client.checks import check_urgency
 from homing.errors import InvalidRequest
+from homing.frontend.openai.reading import one_of
 from homing.frontend.openai.requests import ChatRequest, CompletionRequest, GenerationRequest
 from homing.frontend.openai.structured import structured_output
 from homing.frontend.openai.tools import tools_structure
@@ -43,22 +44,25 @@ def completion_params(request: CompletionRequest) -> SamplingParams:
     )
 
 
-def chat_params(request: ChatRequest, choice: ToolChoice) -> SamplingParams:
-    """`choice`: what the request may call. Raises `InvalidRequest` naming the client's field."""
+def chat_params(
+    request: ChatRequest, choice: ToolChoice, tool_format: str | None
+) -> SamplingParams:
+    """`choice`: what the request may call; `tool_format`: how the model writes calls. Raises
+    `InvalidRequest` naming the client's field."""
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
-    max_tokens = request.max_completion_tokens
-    field = "max_tokens" if max_tokens is None else "max_completion_tokens"
-    max_tokens = request.max_tokens if max_tokens is None else max_tokens
-    if max_tokens is not None and max_tokens < 1:
-        raise InvalidRequest(f"{field} is {max_tokens}; it must be at least 1", field=field)
+    for field in ("max_tokens", "max_completion_tokens"):
+        value = getattr(request, field)
+        if value is not None and value < 1:
+            raise InvalidRequest(f"{field} is {value}; it must be at least 1", field=field)
+    max_tokens = request.max_completion_tokens or request.max_tokens
     return _params(
         request,
         max_tokens=max_tokens,
         num_top=(request.top_logprobs or 0) if request.logprobs else None,
         num_top_field="top_logprobs",
         wants_prompt=request.prompt_logprobs is not None,
-        shape=tools_structure(request, choice),
+        shape=tools_structure(request, choice, tool_format),
     )
 
 
@@ -74,6 +78,7 @@ def _params(
     """`num_top`: None when no log-probabilities are asked for; `shape`: of the whole answer."""
     _in_range("n", request.num_choices, 1, MAX_CHOICES)
     check_urgency(request.priority or 0, request.timeout_s)
+    one_of(request_id=request.request_id, rid=request.rid)
     if len(request.external_id or "") > MAX_REQUEST_ID_CHARACTERS:
         field = "request_id" if request.request_id else "rid"
         raise InvalidRequest(

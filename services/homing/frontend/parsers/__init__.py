@@ -4,6 +4,7 @@ Pure text in, events out: nothing here knows of HTTP, tokens or models. Also wha
 way: what a request lets the model call, and its messages as chat templates read them.
 """
 
+from homing.frontend.parsers.answer_or_calls import answer_or_calls
 from homing.frontend.parsers.choose import AnswerFormat, AnswerParser, answer_format
 from homing.frontend.parsers.events import (
     Content,
@@ -31,6 +32,7 @@ __all__ = [
     "ToolChoice",
     "ToolChoiceMode",
     "answer_format",
+    "answer_or_calls",
     "delta",
     "message",
     "read_tool_choice",

@@ -97,28 +97,38 @@ def _chosen_name(value: Any) -> str:
 
 
 def _calls_schema(tools: tuple[Tool, ...], *, parallel: bool) -> dict[str, Any]:
-    """An array of calls. Each tool's schema is one definition, into which its own references are
-    redirected, so that equal names in two tools do not meet."""
+    """An array of calls."""
+    call = one_call_schema(tools)
     schema: dict[str, Any] = {
         "type": "array",
         "minItems": 1,
-        "items": {"anyOf": [_call_schema(tool) for tool in tools]},
-        "$defs": {
-            tool.name: _arguments_schema(tool, root=f"#/$defs/{tool.name}") for tool in tools
-        },
+        "items": {"anyOf": call["anyOf"]},
+        "$defs": call["$defs"],
     }
     return schema if parallel else {**schema, "maxItems": 1}
 
 
-def _call_schema(tool: Tool) -> dict[str, Any]:
+def one_call_schema(tools: tuple[Tool, ...], *, arguments: str = "arguments") -> dict[str, Any]:
+    """A call of one of the tools; `arguments`: what the model calls them. Each tool's schema is one
+    definition, into which its own references are redirected, so that equal names in two tools do
+    not meet."""
+    return {
+        "anyOf": [_call_schema(tool, arguments) for tool in tools],
+        "$defs": {
+            tool.name: _arguments_schema(tool, root=f"#/$defs/{tool.name}") for tool in tools
+        },
+    }
+
+
+def _call_schema(tool: Tool, arguments: str) -> dict[str, Any]:
     """Name first: a client learns which tool is called before it has the arguments."""
     return {
         "type": "object",
         "properties": {
             "name": {"const": tool.name},
-            "arguments": {"$ref": f"#/$defs/{tool.name}"},
+            arguments: {"$ref": f"#/$defs/{tool.name}"},
         },
-        "required": ["name", "arguments"],
+        "required": ["name", arguments],
         "additionalProperties": False,
     }
 
