@@ -75,6 +75,11 @@ class Chaos:
             ("client stopped", 1, lambda: client().stop_for(source.uniform(0.5, 3.0))),
         ]
 
+    @property
+    def owes_strikes(self) -> bool:
+        """On a machine that is slow with all this, the sure ones come late."""
+        return self.num_in_work < len(SURE_STRIKES)
+
     def strike(self) -> bool:
         """Where it hurts: mostly while requests are in flight. False: none are, ask again soon."""
         loads = {rank["rank"]: rank["load"] for rank in stats_of(self._fleet).get("ranks", ())}
@@ -93,7 +98,7 @@ class Chaos:
 
     def _rank(self) -> int:
         """Mostly the one with the most in flight."""
-        if self.num_in_work <= len(SURE_STRIKES) or self._source.random() < 0.7:
+        if self.owes_strikes or self._source.random() < 0.7:
             return self._busiest
         return self._source.randrange(len(self._fleet.engines))
 
@@ -160,7 +165,7 @@ def strike_until_done(
     def all_ended() -> bool:
         nonlocal next_strike
         now = time.monotonic()
-        if next_strike <= now < last_strike:
+        if next_strike <= now and (now < last_strike or chaos.owes_strikes):
             pause_s = source.uniform(0.3, 1.7) if chaos.strike() else 0.05
             next_strike = time.monotonic() + pause_s
         return all(not client.keep and client.popen is None for client in fleet.clients)
@@ -234,7 +239,7 @@ def report_of(
 
 
 def test_nothing_is_lost_or_repeated_while_everything_is_killed(tmp_path: Path):
-    report = run_chaos(tmp_path, num_engines=3, num_requests=160, duration_s=10.0, seed=SEED)
+    report = run_chaos(tmp_path, num_engines=3, num_requests=120, duration_s=10.0, seed=SEED)
     print(report)
     assert report["strikes in work"] >= len(SURE_STRIKES)
     assert report["resubmissions"] > 0
