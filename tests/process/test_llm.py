@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -259,11 +260,22 @@ def test_new_weights_reach_every_engine(model: Path, direct: LLM, tmp_path: Path
     other = make_tiny_model("llama", tmp_path / "other", seed=1)
     with LLM(other, engine_config=SMALL) as llm:
         expected = tokens(llm.generate(PROMPTS, greedy()))
-    with LLM(model, engine_config=SMALL, use_coordinator=True, data_parallel_size=2) as llm:
+    """With settings that are not the defaults, which reach the engine processes, too."""
+    config = replace(
+        SMALL,
+        kv_cache_management_mode="discard",
+        enable_prefix_caching=False,
+        batch_invariant=True,
+    )
+    long = list(range(20, 80))
+    assert [direct.generate(long, greedy(1))[0].num_cached_tokens for _ in range(2)] == [0, 48]
+    with LLM(model, engine_config=config, use_coordinator=True, data_parallel_size=2) as llm:
         before = tokens(llm.generate(PROMPTS, greedy()))
         assert before == tokens(direct.generate(PROMPTS, greedy())) != expected
+        for _ in range(3):  # by two engines
+            assert llm.generate(long, greedy(1))[0].num_cached_tokens == 0
         llm.pause()
-        llm.suspend(kv="discard")
+        assert all(result["kv_bytes"] > 0 for result in llm.suspend().values())
         assert set(llm.update_weights(reference_model(other).state_dict())) == {0, 1}
         llm.resume()
         llm.unpause()

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    rule,
+)
 
-from homing.engine.block_pool import BlockPool
+from homing.engine.block_pool import BlockPool, EvictionPolicy
 from homing.prefix import BlockHash, block_hashes
 
 NUM_BLOCKS = 14
@@ -36,6 +43,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = BlockPool(NUM_BLOCKS)
         self.live: list[Holder] = []
         self.seen: set[bytes] = set()  # all token sequences that were ever registered
+
+    @initialize(eviction=st.sampled_from(["lru", "ref_zero"]))
+    def choose(self, eviction: EvictionPolicy) -> None:
+        self.pool.eviction = eviction
 
     @rule(target=holders, tokens=TOKENS)
     def admit(self, tokens: bytes) -> Holder:
@@ -77,6 +88,10 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def books_agree(self) -> None:
         self.pool.check([holder.blocks for holder in self.live])
+
+    @invariant()
+    def what_nobody_holds_is_kept_by_lru_alone(self) -> None:
+        assert self.pool.eviction == "lru" or self.pool.num_cached == 0
 
     @invariant()
     def no_block_is_in_the_index_without_its_prefix(self) -> None:

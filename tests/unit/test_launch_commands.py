@@ -62,6 +62,11 @@ EVERYTHING = LaunchConfig(
     kv_cache_gb=0.5,
     block_size=32,
     kv_events=True,
+    enable_prefix_caching=False,
+    prefix_caching_eviction_policy="ref_zero",
+    enable_chunked_prefill=False,
+    attention_backend="torch",
+    batch_invariant=True,
     max_batch_requests=8,
     max_step_tokens=128,
     num_threads=3,
@@ -118,6 +123,11 @@ def test_each_engine_is_told_its_rank_and_the_rest_alike() -> None:
             kv_cache_gb=0.5,
             block_size=32,
             kv_events=True,
+            enable_prefix_caching=False,
+            prefix_caching_eviction_policy="ref_zero",
+            enable_chunked_prefill=False,
+            attention_backend="torch",
+            batch_invariant=True,
             max_batch_requests=8,
             max_step_tokens=128,
             num_threads=3,
@@ -171,7 +181,9 @@ def test_the_manual_has_every_flag_with_its_default() -> None:
         flag.strip(" `").split()[0]: default.strip() for _, flag, default, *_ in rows
     }
     assert default_of_flag == {
-        f"--{name.replace('_', '-')}": "" if default in (None, False, ()) else str(default)
+        f"--{'no-' * (default is True)}{name.replace('_', '-')}": (
+            "" if isinstance(default, bool) or default in (None, ()) else str(default)
+        )
         for name, default in vars(LaunchConfig()).items()
         if name != "model"
     }

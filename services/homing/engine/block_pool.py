@@ -26,12 +26,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from homing.prefix import BlockHash
 
 if TYPE_CHECKING:
     from homing.engine.kv_journal import KvJournal
+
+EvictionPolicy = Literal["lru", "ref_zero"]
+"""When a block that is in the prefix index goes: when its memory is needed, or when nobody holds it
+any more."""
 
 SCRATCH_BLOCK = 0
 
@@ -50,6 +54,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.journal: KvJournal | None = None
         """Told of what leaves the prefix index, where somebody wants to know."""
+        self.eviction: EvictionPolicy = "lru"
         self._free = _FreeBlocks(num_blocks)
         self._num_references = [0] * num_blocks
         self._hash_of_block: list[BlockHash | None] = [None] * num_blocks
@@ -142,6 +147,8 @@ class BlockPool:
             if self._num_references[block] == 0:
                 if self._hash_of_block[block] is None:
                     self._free.put(block)
+                elif self.eviction == "ref_zero":
+                    self._forget(block)
                 else:
                     self._cached[block] = None
 
@@ -160,13 +167,16 @@ class BlockPool:
     def _evict(self, count: int) -> None:
         for _ in range(min(count, len(self._cached))):
             block, _ = self._cached.popitem(last=False)
-            block_hash = self._hash_of_block[block]
-            assert block_hash is not None
-            del self._block_of_hash[block_hash]
-            self._hash_of_block[block] = None
-            self._free.put(block)
-            if self.journal:
-                self.journal.evicted(block_hash)
+            self._forget(block)
+
+    def _forget(self, block: int) -> None:
+        block_hash = self._hash_of_block[block]
+        assert block_hash is not None
+        del self._block_of_hash[block_hash]
+        self._hash_of_block[block] = None
+        self._free.put(block)
+        if self.journal:
+            self.journal.evicted(block_hash)
 
     # What tests and an idle engine check
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
@@ -41,6 +41,22 @@ class EngineConfig:
     kv_events: bool = False
     """Tell the coordinator which prefixes came into the cache and which were evicted, so that it
     need not guess. Worth it where caches are small; costs a message each half second."""
+    enable_prefix_caching: bool = True
+    """Keep the KV blocks of prompts and answers for requests that begin alike. Without it each
+    computes all of its prompt; then route by load_balanced, too."""
+    prefix_caching_eviction_policy: Literal["lru", "ref_zero"] = "lru"
+    """When a kept block goes. lru: when its memory is needed, the one not used for longest first.
+    ref_zero: when the last request that has it ends, so only what runs side by side shares it."""
+    enable_chunked_prefill: bool = True
+    """Read a long prompt in several steps, beside the answers of others. Without it each is read in
+    one step, which `max_step_tokens` must have room for, and answers wait meanwhile; only prompts
+    whose log-probabilities are asked for are still read in pieces."""
+    attention_backend: Literal["cpu", "torch"] | None = None
+    """What computes. cpu: C kernels, compiled at the first start, or an error where they cannot be.
+    torch: the reference, several times slower. Default: the kernels where they can be."""
+    batch_invariant: bool = False
+    """Refuse to start if the self-check finds that a request's tokens or log-probabilities depend
+    on what is in the batch. Otherwise that is a warning."""
     max_batch_requests: int = 64
     """Requests that run at a time; more wait. Larger: more answers in all, each more slowly."""
     max_step_tokens: int = 256

@@ -82,10 +82,13 @@ class Engine:
         self.queue_time = Histogram("request_queue_time_seconds", QUEUE_TIMES_S)
         """From `add_request` to the first step with a part of the request."""
         self.block_pool = parts.block_pool(limits.num_blocks)
+        self.block_pool.eviction = limits.eviction
         self.scheduler = parts.scheduler(
             self.block_pool,
             limits.block_size,
-            SchedulerLimits(limits.max_batch_requests, limits.max_step_tokens),
+            SchedulerLimits(
+                limits.max_batch_requests, limits.max_step_tokens, limits.chunked_prefill
+            ),
         )
         self._intake = Intake(model.shape, limits, tokenizer)
         self.runner = parts.runner(model, cache, limits.block_size, parts.sampler)

@@ -51,6 +51,7 @@ class Intake:
             priority=priority,
             cache_salt=cache_salt,
             epoch=epoch,
+            shares_prefix=self._limits.prefix_caching,
             stop_token_ids=frozenset((*eos, *sampling.stop_token_ids)),
             stop_words=self._stop_words(prompt[: len(prompt) - num_resumed], sampling.stop_words),
         )

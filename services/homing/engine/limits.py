@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from homing.engine.block_pool import EvictionPolicy
 from homing.engine.config import EngineConfig
 from homing.engine.kv_cache import block_bytes
 from homing.engine.models import ModelShape
@@ -31,6 +32,9 @@ class EngineLimits:
     max_batch_requests: int
     max_step_tokens: int
     max_queued_requests: int
+    prefix_caching: bool = True
+    eviction: EvictionPolicy = "lru"
+    chunked_prefill: bool = True
 
 
 def engine_limits(config: EngineConfig, shape: ModelShape) -> EngineLimits:
@@ -45,6 +49,12 @@ def engine_limits(config: EngineConfig, shape: ModelShape) -> EngineLimits:
             f"{config.max_batch_requests}: each request of a batch takes at least one token a step"
         )
     max_context_tokens = _max_context_tokens(config, shape)
+    if not config.enable_chunked_prefill and config.max_step_tokens < max_context_tokens:
+        raise ConfigError(
+            f"without chunked prefill a prompt is read in one step: --max-step-tokens is "
+            f"{config.max_step_tokens:,}, a request may have {max_context_tokens:,} tokens; raise "
+            "it, or lower --max-model-len"
+        )
     return EngineLimits(
         num_blocks=_num_blocks(config, shape, max_context_tokens),
         block_size=config.block_size,
@@ -52,6 +62,9 @@ def engine_limits(config: EngineConfig, shape: ModelShape) -> EngineLimits:
         max_batch_requests=config.max_batch_requests,
         max_step_tokens=config.max_step_tokens,
         max_queued_requests=config.max_queued_requests,
+        prefix_caching=config.enable_prefix_caching,
+        eviction=config.prefix_caching_eviction_policy,
+        chunked_prefill=config.enable_chunked_prefill,
     )
 
 

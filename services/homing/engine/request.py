@@ -82,6 +82,7 @@ class Request:
         priority: int = 0,
         cache_salt: str = "",
         epoch: int = 0,
+        shares_prefix: bool = True,
         stop_token_ids: frozenset[int] = frozenset(),
         stop_words: StopWords | None = None,
     ) -> None:
@@ -92,6 +93,7 @@ class Request:
         num_resumed: how many of the last tokens of `prompt` an earlier attempt generated.
         priority: lower is sooner.
         cache_salt, epoch: keep the prefixes of other tenants and of other weights apart.
+        shares_prefix: by the prefix cache, in which its blocks are found and entered.
         stop_token_ids: the model's own included, unless ignored.
         """
         self.key = key
@@ -124,7 +126,8 @@ class Request:
         self.num_shared_tokens = 0
         """`[0, num_shared_tokens)` lie in blocks found in the cache, which are never written."""
         self.num_registered = 0  # how many of its first blocks are in the prefix index
-        self.registers_blocks = True
+        self.shares_prefix = shares_prefix
+        self.registers_blocks = shares_prefix
         self.hashes: list[BlockHash] = []
         self.extend_hashes()
 
@@ -217,7 +220,7 @@ class Request:
 
     def extend_hashes(self) -> None:
         """Hash the full blocks of tokens that have no hash yet."""
-        if self.num_tokens // self._block_size > len(self.hashes):
+        if self.shares_prefix and self.num_tokens // self._block_size > len(self.hashes):
             known = self.tokens.view(np.uint8).data
             self.hashes += extend_hashes(self.hashes, known, self._block_size, self._salt)
 

@@ -48,6 +48,8 @@ class SchedulerLimits:
     """Requests that hold blocks at a time."""
     max_step_tokens: int
     """Tokens of one step; at least one for each request of the batch."""
+    chunked_prefill: bool = True
+    """A prompt may be read in several steps; else `max_step_tokens` has room for each."""
 
 
 class Scheduler:
@@ -78,7 +80,7 @@ class Scheduler:
                 plan.chunks.append(Chunk.of(request, 1))
         if self.num_preemptions == num_preemptions:  # else it would be admitted again at once
             self._admit()
-        self._add_prefills(plan, self._limits.max_step_tokens - len(plan.chunks))
+        self._add_prefills(plan)
         return plan
 
     def _make_room(self) -> None:
@@ -129,10 +131,15 @@ class Scheduler:
             for passed in refused:
                 passed.num_passes += 1
 
-    def _add_prefills(self, plan: StepPlan, budget: int) -> None:
+    def _add_prefills(self, plan: StepPlan) -> None:
         prefills = [r for r in self.running if r.phase is Phase.PREFILL]
-        if not prefills or not budget:
+        if not prefills:
             return
+        budget = self._limits.max_step_tokens - len(plan.chunks)
+        is_chunked = self._limits.chunked_prefill
+        if not is_chunked and prefills[0].num_owed > budget:
+            plan.chunks.clear()  # beside decodes it would never fit: this step is the prompts'
+            budget = self._limits.max_step_tokens
         owed: list[int] = []
         scorable = MAX_SCORED_TOKENS
         for request in prefills:
@@ -140,7 +147,8 @@ class Scheduler:
                 min(request.num_owed, scorable) if request.scores_prompt else request.num_owed
             )
             scorable -= owed[-1] if request.scores_prompt else 0
-        for request, num_tokens in zip(prefills, share_budget(owed, budget), strict=True):
+        shares = share_budget(owed, budget) if is_chunked else whole_prompts(owed, budget)
+        for request, num_tokens in zip(prefills, shares, strict=True):
             if num_tokens:
                 plan.chunks.append(Chunk.of(request, num_tokens))
 
@@ -179,7 +187,7 @@ class Scheduler:
         request.num_shared_tokens = len(cached) * self._block_size
         request.num_cached = min(request.num_shared_tokens, request.max_cached)
         request.num_computed = request.num_cached
-        request.registers_blocks = True
+        request.registers_blocks = request.shares_prefix
         if request.num_cached_at_start is None:
             request.num_cached_at_start = request.num_cached
         for block_hash in request.hashes[len(cached) :]:
@@ -331,4 +339,13 @@ def share_budget(owed: Sequence[int], budget: int) -> list[int]:
         give(index, left)
     for index in range(len(owed)):
         give(index, left)
+    return shares
+
+
+def whole_prompts(owed: Sequence[int], budget: int) -> list[int]:
+    """As `share_budget`, where a prefill runs in one step: all that it owes, or nothing."""
+    shares: list[int] = []
+    for tokens in owed:
+        shares.append(tokens if tokens <= budget else 0)
+        budget -= shares[-1]
     return shares

@@ -12,6 +12,7 @@ from homing.engine.kv_cache import KVCache
 from homing.engine.kv_journal import KvJournal
 from homing.engine.limits import engine_limits
 from homing.engine.parts import EngineParts
+from homing.engine.self_check import check_batch_invariance
 from homing.engine.structured.compiler import GrammarCompiler
 from homing.engine.weights import default_cache_dir, load_model, resolve_model
 from homing.tokenizer import Tokenizer
@@ -32,10 +33,12 @@ def load_engine(config: EngineConfig, parts: EngineParts | None = None) -> tuple
         dtype=config.dtype,
         quantization=config.quantization,
         kv_cache_dtype=config.kv_cache_dtype,
+        backend=config.attention_backend,
         num_threads=config.threads,
         cache_dir=cache_dir,
         on_progress=log.info,
     )
+    check_batch_invariance(model, is_fatal=config.batch_invariant)
     shape = model.shape
     limits = engine_limits(config, shape)
     cache = KVCache.allocate(shape, limits.num_blocks, limits.block_size)

@@ -86,12 +86,14 @@ def load_model(
     dtype: str | None = None,
     quantization: str | None = None,
     kv_cache_dtype: str = "auto",
+    backend: str | None = None,
     num_threads: int = 1,
     cache_dir: Path | None = None,
     on_progress: Callable[[str], None] = print,
 ) -> Model:
     """`dtype` None means bf16. `quantization` None keeps the weights so; else they are rounded as
-    `models.quantization` says. Compiles the kernels on first use."""
+    `models.quantization` says. `backend`: "cpu", the kernels, which are compiled on first use;
+    "torch", the reference; None: the kernels where they can be."""
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not supported (supported: {', '.join(DTYPES)})")
     torch_dtype = DTYPES[dtype or "bf16"]
@@ -105,21 +107,25 @@ def load_model(
             on_progress(f"loading {files.name}: layer {index + 1} of {config.num_layers}")
 
     with Checkpoint(files.directory, config, torch_dtype) as checkpoint:
-        library = _kernels(config, cache_dir or default_cache_dir({}))
+        library = _kernels(config, cache_dir or default_cache_dir({}), backend)
         if library is None:
             return TorchDecoder(config, checkpoint, shape, on_layer, formats)
         packed = PackedWeights.of(checkpoint, on_layer, formats)
         return CDecoder(library, config, packed, shape, num_threads)
 
 
-def _kernels(config: DecoderConfig, cache_dir: Path) -> ctypes.CDLL | None:
+def _kernels(config: DecoderConfig, cache_dir: Path, backend: str | None) -> ctypes.CDLL | None:
     """The compiled kernels, or None, saying why, where the torch path has to do."""
+    if backend == "torch":
+        return None
     reason = why_unsupported(config)
     if reason is None:
         try:
             return load_library(cache_dir)
         except NoCompiler as error:
             reason = str(error)
+    if backend == "cpu":
+        raise ConfigError(f"--attention-backend cpu: {reason}")
     logger.warning("running the slow torch path: %s", reason)
     return None
 

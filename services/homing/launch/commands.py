@@ -59,6 +59,11 @@ def engine_commands(config: LaunchConfig, address: str, lifeline_fd: int) -> lis
         kv_cache_gb=config.kv_cache_gb,
         block_size=config.block_size,
         kv_events=config.kv_events,
+        enable_prefix_caching=config.enable_prefix_caching,
+        prefix_caching_eviction_policy=config.prefix_caching_eviction_policy,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        attention_backend=config.attention_backend,
+        batch_invariant=config.batch_invariant,
         max_batch_requests=config.max_batch_requests,
         max_step_tokens=config.max_step_tokens,
         num_threads=config.engine_threads,
@@ -124,9 +129,10 @@ def _flags(config: CoordinatorConfig | EngineConfig | FrontendConfig) -> Iterato
         value = getattr(config, field.name)
         if value == field.default:
             continue
+        flag = field.name.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{flag}" if value else f"--no-{flag}"
+            continue
         if field.name not in POSITIONAL:
-            yield f"--{field.name.replace('_', '-')}"
-        if isinstance(value, tuple):
-            yield from map(str, value)
-        elif value is not True:
-            yield str(value)
+            yield f"--{flag}"
+        yield from map(str, value) if isinstance(value, tuple) else [str(value)]

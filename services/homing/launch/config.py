@@ -94,6 +94,21 @@ class LaunchConfig:
     kv_events: bool = False
     """Ranks tell the coordinator what their caches hold, so that it need not guess."""
 
+    enable_prefix_caching: bool = True
+    """Keep KV blocks for requests that begin alike. Without it each computes all of its prompt."""
+
+    prefix_caching_eviction_policy: Literal["lru", "ref_zero"] = "lru"
+    """When a kept block goes: when its memory is needed, or when no request has it any more."""
+
+    enable_chunked_prefill: bool = True
+    """Read long prompts in several steps. Without it --max-step-tokens must hold a whole one."""
+
+    attention_backend: Annotated[Literal["cpu", "torch"] | None, arg(metavar="NAME")] = None
+    """What computes: cpu, our C kernels, or torch, the slow reference. Without it: what can."""
+
+    batch_invariant: bool = False
+    """Refuse to start if results depend on the batch, as the self-check finds. Else it warns."""
+
     max_batch_requests: int = EngineConfig.max_batch_requests
     """Most requests in one step of a rank; more wait. More: more tokens/s in all, fewer each."""
 

@@ -147,10 +147,11 @@ class AsyncLLM:
         return await self._command("unpause", lambda client: client.unpause())
 
     async def suspend(
-        self, kv: KVMode | str = KVMode.PERSIST, weights: WeightsMode | str = WeightsMode.KEEP
+        self, kv: KVMode | str | None = None, weights: WeightsMode | str = WeightsMode.KEEP
     ) -> RankResults:
         """As `LLM.suspend`."""
-        return await self._command("suspend", lambda client: client.suspend(kv, weights))
+        mode = kv or self._runtime.config.kv_cache_management_mode
+        return await self._command("suspend", lambda client: client.suspend(mode, weights))
 
     async def resume(self) -> RankResults:
         """As `LLM.resume`."""

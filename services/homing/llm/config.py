@@ -6,7 +6,7 @@ import os
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from homing.coordinator.config import CoordinatorConfig
 from homing.coordinator.routing import POLICY_NAMES
@@ -18,6 +18,34 @@ from homing.launch.config import LaunchConfig
 DType = Literal["bf16", "fp16", "fp32"]
 Quantization = Literal["int8", "int4", "fp8"]
 KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
+EvictionPolicy = Literal["lru", "ref_zero"]
+AttentionBackend = Literal["cpu", "torch"]
+KVCacheManagement = Literal["persist", "offload", "discard"]
+
+_CHOICES: dict[str, Sequence[str]] = {
+    "dtype": get_args(DType),
+    "quantization": get_args(Quantization),
+    "kv_cache_dtype": get_args(KVCacheDType),
+    "prefix_caching_eviction_policy": get_args(EvictionPolicy),
+    "attention_backend": get_args(AttentionBackend),
+    "kv_cache_management_mode": get_args(KVCacheManagement),
+    "routing_policy": POLICY_NAMES,
+}
+
+_ENGINE_FIELDS = {  # field here -> field of an engine's own config, and of a launch's
+    "max_sequence_length": "max_model_len",
+    "buffer_size_gb": "kv_cache_gb",
+    "block_size_tokens": "block_size",
+    "max_requests": "max_batch_requests",
+    "max_tokens": "max_step_tokens",
+} | {
+    name: name
+    for name in (
+        *("enable_prefix_caching", "prefix_caching_eviction_policy", "enable_chunked_prefill"),
+        *("attention_backend", "batch_invariant", "dtype", "quantization", "kv_cache_dtype"),
+        "num_threads",
+    )
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +63,30 @@ class EngineConfig:
     block_size_tokens: int = engine.EngineConfig.block_size
     """Tokens of a KV block, the grain in which prefixes are shared: smaller matches more, and costs
     more."""
+
+    enable_prefix_caching: bool = True
+    """Keep the KV blocks of prompts and answers for requests that begin alike. Without it each
+    computes all of its prompt; then `routing_policy` should be load_balanced, too."""
+
+    prefix_caching_eviction_policy: EvictionPolicy = "lru"
+    """When a kept block goes. lru: when its memory is needed, the one not used for longest first.
+    ref_zero: when the last request that has it ends, so only what runs side by side shares it."""
+
+    enable_chunked_prefill: bool = True
+    """Read a long prompt in several steps, beside the answers of others. Without it each is read in
+    one step, which `max_tokens` must have room for, and answers wait meanwhile; only prompts whose
+    log-probabilities are asked for are still read in pieces."""
+
+    attention_backend: AttentionBackend | None = None
+    """What computes. cpu: C kernels, compiled at the first start, or an error where they cannot be.
+    torch: the reference, several times slower. None: the kernels where they can be."""
+
+    batch_invariant: bool = False
+    """Refuse to start if the self-check finds that a request's tokens or log-probabilities depend
+    on what is in the batch. Otherwise that is a warning."""
+
+    kv_cache_management_mode: KVCacheManagement = "persist"
+    """What `suspend` does with the KV cache when it is not told: see there."""
 
     max_requests: int = engine.EngineConfig.max_batch_requests
     """Requests that run at a time; more wait. A larger batch answers more in all, each more
@@ -79,40 +131,24 @@ class EngineConfig:
 
     def of_engine(self, model: str | None) -> engine.EngineConfig:
         """The settings of an engine in this process, which needs no coordinator."""
-        return engine.EngineConfig(
-            model=model,
-            coordinator="",
-            dtype=self.dtype,
-            quantization=self.quantization,
-            kv_cache_dtype=self.kv_cache_dtype,
-            max_model_len=self.max_sequence_length,
-            kv_cache_gb=self.buffer_size_gb,
-            block_size=self.block_size_tokens,
-            max_batch_requests=self.max_requests,
-            max_step_tokens=self.max_tokens,
-            num_threads=self.num_threads,
-        )
+        return engine.EngineConfig(model=model, coordinator="", **self._of_any_engine)
 
     def of_launch(self, model: str | None, num_engines: int) -> LaunchConfig:
         """The settings of engine processes and their coordinator."""
         return LaunchConfig(
             model=model,
             data_parallel_size=num_engines,
-            dtype=self.dtype,
-            quantization=self.quantization,
-            kv_cache_dtype=self.kv_cache_dtype,
-            max_model_len=self.max_sequence_length,
-            kv_cache_gb=self.buffer_size_gb,
-            block_size=self.block_size_tokens,
-            max_batch_requests=self.max_requests,
-            max_step_tokens=self.max_tokens,
-            num_threads=self.num_threads,
             routing_policy=self.routing_policy,
             routing_alpha=self.routing_alpha,
             prefix_ttl_s=self.prefix_ttl_s,
             keys=None if self.keys is None else Path(self.keys),
             start_timeout_s=self.start_timeout_s,
+            **self._of_any_engine,
         )
+
+    @property
+    def _of_any_engine(self) -> dict[str, Any]:
+        return {theirs: getattr(self, ours) for ours, theirs in _ENGINE_FIELDS.items()}
 
     def __post_init__(self) -> None:
         for name in ("block_size_tokens", "max_requests", "max_tokens"):
@@ -128,14 +164,8 @@ class EngineConfig:
                 f"max_tokens is {self.max_tokens}, less than max_requests, {self.max_requests}: "
                 "each request of a batch takes at least one token a step"
             )
-        _one_of("dtype", self.dtype, get_args(DType))
-        _one_of("quantization", self.quantization, get_args(Quantization))
-        _one_of("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheDType))
-        if self.routing_policy not in POLICY_NAMES:
-            raise ValueError(
-                f"routing_policy is {self.routing_policy!r}; it must be one of "
-                f"{', '.join(POLICY_NAMES)}"
-            )
+        for name, choices in _CHOICES.items():
+            _one_of(name, getattr(self, name), choices)
 
 
 @dataclass(frozen=True, kw_only=True)

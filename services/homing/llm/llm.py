@@ -175,14 +175,16 @@ class LLM:
         return self._command("unpause", lambda client: client.unpause())
 
     def suspend(
-        self, kv: KVMode | str = KVMode.PERSIST, weights: WeightsMode | str = WeightsMode.KEEP
+        self, kv: KVMode | str | None = None, weights: WeightsMode | str = WeightsMode.KEEP
     ) -> RankResults:
         """Give memory of paused engines back to the system.
 
         kv: keep the KV cache ("persist"), move what is in use to files ("offload") or forget it,
-        and compute it again ("discard"). weights: "keep" or "offload".
+        and compute it again ("discard"). None: what `EngineConfig.kv_cache_management_mode` says.
+        weights: "keep" or "offload".
         """
-        return self._command("suspend", lambda client: client.suspend(kv, weights))
+        mode = kv or self._coordinated("suspend").config.kv_cache_management_mode
+        return self._command("suspend", lambda client: client.suspend(mode, weights))
 
     def resume(self) -> RankResults:
         """Undo `suspend`. The engines are paused then."""

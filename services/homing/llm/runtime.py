@@ -41,6 +41,7 @@ class Runtime:
         data_parallel_size: int | None,
     ) -> None:
         self.job = JobRank.of()
+        self.config = config
         self._model = model
         num_engines = _num_engines(data_parallel_size, self.job)
         resources = ExitStack()
