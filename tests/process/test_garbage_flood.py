@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(300)
 
 BURST = 500
 MAX_GROWTH_BYTES = 32 * 2**20
-"""Over the last two thirds: what is kept of former sessions is bounded, and reached late."""
+"""Over the last two thirds: what waits to be read takes room that the allocator keeps."""
 
 # What makes a valid command of a frame would be obeyed: who may send it at all is another matter.
 COMMANDS = ("Control", "Drain", "AbortMatching", "Goodbye")
