@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,19 +102,16 @@ def test_what_computes_can_be_chosen(model: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("backend", [CDecoder, TorchDecoder])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_self_check_is_fatal_only_where_invariance_is_asked_for(
+def test_a_failed_self_check_is_fatal_where_invariance_is_asked_for(
     model: Path,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
     backend: type[CDecoder] | type[TorchDecoder],
     dtype: Any,
 ) -> None:
     name = "cpu" if backend is CDecoder else "torch"
     config = replace(SMALL, dtype=dtype, attention_backend=name)
-    asked = replace(config, batch_invariant=True)
-    caplog.set_level(logging.WARNING)
-    with Engine(model, config=asked):
-        assert not caplog.records
+    with Engine(model, config=replace(config, batch_invariant=True)):
+        pass
     forward = backend.forward
 
     def depends_on_the_batch(self: Any, batch: Any, cache: Any) -> Tensor:
@@ -125,6 +121,6 @@ def test_the_self_check_is_fatal_only_where_invariance_is_asked_for(
 
     monkeypatch.setattr(backend, "forward", depends_on_the_batch)
     with pytest.raises(ConfigError, match="--batch-invariant: the self-check failed: a request"):
-        Engine(model, config=asked)
+        Engine(model, config=replace(config, batch_invariant=True))
     with Engine(model, config=config):
-        assert "the self-check failed" in caplog.text
+        pass

@@ -38,7 +38,8 @@ def load_engine(config: EngineConfig, parts: EngineParts | None = None) -> tuple
         cache_dir=cache_dir,
         on_progress=log.info,
     )
-    check_batch_invariance(model, is_fatal=config.batch_invariant)
+    if config.batch_invariant:
+        check_batch_invariance(model)
     shape = model.shape
     limits = engine_limits(config, shape)
     cache = KVCache.allocate(shape, limits.num_blocks, limits.block_size)

@@ -107,7 +107,7 @@ class LaunchConfig:
     """What computes: cpu, our C kernels, or torch, the slow reference. Without it: what can."""
 
     batch_invariant: bool = False
-    """Refuse to start if results depend on the batch, as the self-check finds. Else it warns."""
+    """Check at the start that results do not depend on the batch; refuse to start if they do."""
 
     max_batch_requests: int = EngineConfig.max_batch_requests
     """Most requests in one step of a rank; more wait. More: more tokens/s in all, fewer each."""

@@ -82,8 +82,8 @@ class EngineConfig:
     torch: the reference, several times slower. None: the kernels where they can be."""
 
     batch_invariant: bool = False
-    """Refuse to start if the self-check finds that a request's tokens or log-probabilities depend
-    on what is in the batch. Otherwise that is a warning."""
+    """Check at the start that a request has the same tokens and log-probabilities, to the bit, alone
+    and in a batch, and refuse to start if not. Takes about ten steps."""
 
     kv_cache_management_mode: KVCacheManagement = "persist"
     """What `suspend` does with the KV cache when it is not told: see there."""
