@@ -55,8 +55,8 @@ class EngineConfig:
     """What computes. cpu: C kernels, compiled at the first start, or an error where they cannot be.
     torch: the reference, several times slower. Default: the kernels where they can be."""
     batch_invariant: bool = False
-    """Check at the start that a request has the same tokens and log-probabilities, to the bit, alone
-    and in a batch, and refuse to start if not. Takes about ten steps."""
+    """Check at the start that a request has the same tokens and log-probabilities, to the bit,
+    alone and in a batch, and refuse to start if not. Takes about ten steps."""
     max_batch_requests: int = 64
     """Requests that run at a time; more wait. Larger: more answers in all, each more slowly."""
     max_step_tokens: int = 256

@@ -82,8 +82,8 @@ class EngineConfig:
     torch: the reference, several times slower. None: the kernels where they can be."""
 
     batch_invariant: bool = False
-    """Check at the start that a request has the same tokens and log-probabilities, to the bit, alone
-    and in a batch, and refuse to start if not. Takes about ten steps."""
+    """Check at the start that a request has the same tokens and log-probabilities, to the bit,
+    alone and in a batch, and refuse to start if not. Takes about ten steps."""
 
     kv_cache_management_mode: KVCacheManagement = "persist"
     """What `suspend` does with the KV cache when it is not told: see there."""
