@@ -118,7 +118,7 @@ async def test_tools_are_called_whole_and_streamed(tmp_path):
     text = 'Let me see. <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
     template = "{{ '<tool_call>' if tools }}{% for m in messages %}{{ m.content }}{% endfor %}"
     async with client_of(tmp_path, says(byte_ids(text)), chat_template=template) as (client, _):
-        tools = [{"type": "function", "function": {"name": "f"}}]
+        tools = [{"type": "function", "function": {"name": "f", "strict": True}}]
         arguments = {"model": "fake", "messages": HI, "tools": tools}
         reply = await client.chat.completions.create(**arguments)
         async with client.chat.completions.stream(**arguments) as stream:
