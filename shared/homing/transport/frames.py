@@ -29,7 +29,7 @@ PING_TIMEOUT_MS = 10_000
 # Plain ints, and a loop of our own in `send`: send_multipart would combine zmq's flag enums anew
 # for each frame, which costs three times what the sending does.
 # For the same reason the wrapper that pyzmq has around the sending is gone around: another half.
-_send: Callable[[zmq.Socket[bytes], Any, int, bool], None] = zmq.backend.Socket.send
+_send = cast("Callable[[zmq.Socket[bytes], Any, int, bool], None]", zmq.backend.Socket.send)
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
