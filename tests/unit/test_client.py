@@ -73,7 +73,7 @@ async def joined(
     """A coordinator, a client that has joined it, and the client's identity."""
     with ScriptedCoordinator() as coordinator:
         client = Client(coordinator.address, **options)
-        starting = asyncio.create_task(client.start(5))
+        starting = asyncio.create_task(client.start(30))
         peer = await coordinator.welcome(reads_prefixes=reads_prefixes)
         await starting
         try:
@@ -220,7 +220,7 @@ async def test_an_engine_s_error_names_the_field():
 async def test_a_restarted_coordinator_gets_every_unfinished_request_again():
     with ScriptedCoordinator() as coordinator:
         client = Client(coordinator.address)
-        starting = asyncio.create_task(client.start(5))
+        starting = asyncio.create_task(client.start(30))
         peer = await coordinator.welcome()
         await starting
         generation = client.submit(uint32(5), SamplingParams())
@@ -390,7 +390,7 @@ async def test_no_coordinator_and_a_refusing_one_are_told_apart(tmp_path):
     await client.close()
     with ScriptedCoordinator() as coordinator:
         client = Client(coordinator.address)
-        starting = asyncio.create_task(client.start(5))
+        starting = asyncio.create_task(client.start(30))
         sender, _ = await coordinator.next(Hello)
         coordinator.send(sender, Refused("protocol version 1; this is 2"))
         with pytest.raises(ConfigError, match="protocol version"):

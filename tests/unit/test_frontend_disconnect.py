@@ -182,7 +182,7 @@ async def test_what_waits_for_a_slow_reader_is_joined_and_nothing_of_it_is_lost(
             reader, writer = await asyncio.open_connection(sock=client, limit=2**12)
             body = {"messages": HELLO["messages"], "stream": True}
             writer.write(request_bytes(body))
-            await until(lambda: frontend.fleet.submitted and not frontend.fleet.running, 60)
+            await until(lambda: bool(frontend.fleet.submitted and not frontend.fleet.running), 60)
             received = await reader.readuntil(b"\r\n\r\n")
             assert received.startswith(b"HTTP/1.1 200")
             chunks = []
