@@ -5,6 +5,7 @@
     frontend.py      one frontend process, beside a bare Quart app: CPU and added time
     agreement.py     log-probabilities of the engine against those of a training model
     weights.py       updates of a model's weights, beside a plain memcpy
+    suspend.py       the memory of an engine process while it is suspended
     route.py         the routing policies, by replaying request traces
 
 `homing bench NAME` calls `homing.bench.NAME:main(argv)`.
