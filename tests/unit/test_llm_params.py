@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import tyro
 
 from homing import params
+from homing.engine import config as engine_config
 from homing.errors import InvalidRequest
+from homing.launch.config import LaunchConfig
 from homing.llm import EngineConfig, SamplingParams, ServeConfig
+from homing.llm.config import ENGINE_FIELDS
 
 
 @pytest.mark.parametrize(
@@ -117,3 +121,35 @@ def test_parsers_are_told_apart_by_their_names() -> None:
     config = ServeConfig(parsers=["qwen3", "hermes"])
     assert (config.tool_call_parser, config.reasoning_parser) == ("hermes", "qwen3")
     assert ServeConfig().tool_call_parser is None
+
+
+def test_each_setting_of_an_engine_is_a_flag_of_the_same_name() -> None:
+    settings = EngineConfig(
+        max_sequence_length=700,
+        buffer_size_gb=0.5,
+        block_size_tokens=8,
+        max_requests=4,
+        max_tokens=900,
+        enable_prefix_caching=False,
+        prefix_caching_eviction_policy="ref_zero",
+        enable_chunked_prefill=False,
+        attention_backend="torch",
+        batch_invariant=True,
+        dtype="fp32",
+        quantization="int8",
+        kv_cache_dtype="int8",
+        num_threads=3,
+    )
+    words: list[str] = []
+    for name in ENGINE_FIELDS:
+        value = getattr(settings, name)
+        assert value != getattr(EngineConfig(), name)
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", str(value)]
+    engine = tyro.cli(engine_config.EngineConfig, args=["--coordinator", "", *words])
+    assert engine == settings.of_engine(None)
+    launch = tyro.cli(LaunchConfig, args=words, config=(tyro.conf.FlagCreatePairsOff,))
+    assert launch == settings.of_launch(None, 1)

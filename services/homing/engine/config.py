@@ -31,12 +31,12 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     """bf16, int8 or fp8, of keys and values. One byte instead of two holds twice the tokens.
     Default: auto, the same as dtype."""
-    max_model_len: int | None = None
+    max_model_len: Annotated[int | None, arg(aliases=("--max-sequence-length",))] = None
     """Most tokens of a request, prompt and answer. Default: the model's context length."""
-    kv_cache_gb: float | None = None
+    kv_cache_gb: Annotated[float | None, arg(aliases=("--buffer-size-gb",))] = None
     """Memory for keys and values, in GiB. Default: 4, or 15 % of the machine's memory, or what four
     full batches of longest requests take, whichever is least."""
-    block_size: int = 16
+    block_size: Annotated[int, arg(aliases=("--block-size-tokens",))] = 16
     """Tokens of a KV block: the grain in which prefixes are shared."""
     kv_events: bool = False
     """Tell the coordinator which prefixes came into the cache and which were evicted, so that it
@@ -57,9 +57,9 @@ class EngineConfig:
     batch_invariant: bool = False
     """Check at the start that a request has the same tokens and log-probabilities, to the bit,
     alone and in a batch, and refuse to start if not. Takes about ten steps."""
-    max_batch_requests: int = 64
+    max_batch_requests: Annotated[int, arg(aliases=("--max-requests",))] = 64
     """Requests that run at a time; more wait. Larger: more answers in all, each more slowly."""
-    max_step_tokens: int = 256
+    max_step_tokens: Annotated[int, arg(aliases=("--max-tokens",))] = 256
     """Tokens computed in one step. More: prompts are read a little faster. Fewer: answers flow more
     evenly beside them."""
     max_queued_requests: int = 4096

@@ -82,13 +82,15 @@ class LaunchConfig:
     """Type of keys and values: auto (that of --dtype), bf16, int8 or fp8. In one byte each, about
     twice as many fit."""
 
-    max_model_len: Annotated[int | None, arg(metavar="TOKENS")] = None
+    max_model_len: Annotated[
+        int | None, arg(metavar="TOKENS", aliases=("--max-sequence-length",))
+    ] = None
     """Most tokens of a prompt and its answer together. Without it: the model's context length."""
 
-    kv_cache_gb: Annotated[float | None, arg(metavar="GB")] = None
+    kv_cache_gb: Annotated[float | None, arg(metavar="GB", aliases=("--buffer-size-gb",))] = None
     """Memory of each rank's KV cache in GB. More holds more requests and more cached prefixes."""
 
-    block_size: int = EngineConfig.block_size
+    block_size: Annotated[int, arg(aliases=("--block-size-tokens",))] = EngineConfig.block_size
     """Tokens of a KV block, the unit of prefix caching: smaller matches more, and costs more."""
 
     kv_events: bool = False
@@ -109,10 +111,12 @@ class LaunchConfig:
     batch_invariant: bool = False
     """Check at the start that results do not depend on the batch; refuse to start if they do."""
 
-    max_batch_requests: int = EngineConfig.max_batch_requests
+    max_batch_requests: Annotated[int, arg(aliases=("--max-requests",))] = (
+        EngineConfig.max_batch_requests
+    )
     """Most requests in one step of a rank; more wait. More: more tokens/s in all, fewer each."""
 
-    max_step_tokens: int = EngineConfig.max_step_tokens
+    max_step_tokens: Annotated[int, arg(aliases=("--max-tokens",))] = EngineConfig.max_step_tokens
     """Most tokens in one step of a rank. More: prompts start sooner. Fewer: smoother streams."""
 
     num_threads: Annotated[int | None, arg(metavar="NUM")] = None

@@ -32,7 +32,7 @@ _CHOICES: dict[str, Sequence[str]] = {
     "routing_policy": POLICY_NAMES,
 }
 
-_ENGINE_FIELDS = {  # field here -> field of an engine's own config, and of a launch's
+ENGINE_FIELDS = {  # field here -> field of an engine's own config, and of a launch's
     "max_sequence_length": "max_model_len",
     "buffer_size_gb": "kv_cache_gb",
     "block_size_tokens": "block_size",
@@ -148,7 +148,7 @@ class EngineConfig:
 
     @property
     def _of_any_engine(self) -> dict[str, Any]:
-        return {theirs: getattr(self, ours) for ours, theirs in _ENGINE_FIELDS.items()}
+        return {theirs: getattr(self, ours) for ours, theirs in ENGINE_FIELDS.items()}
 
     def __post_init__(self) -> None:
         for name in ("block_size_tokens", "max_requests", "max_tokens"):
