@@ -23,8 +23,9 @@ import tyro
 from torch import Tensor
 
 from homing.engine.batch import Batch
-from homing.engine.kv_cache import KVCache, block_bytes
+from homing.engine.kv_cache import KVCache, block_bytes, write_slots
 from homing.engine.models import Model, ModelShape
+from homing.engine.models.quantization import Quantization, quantization_of
 from homing.engine.weights import default_cache_dir, load_model, resolve_model
 
 MIN_REPEATS = 3
@@ -44,7 +45,11 @@ class EngineBenchConfig:
     output_tokens: int = 64
     """Decode steps of each measurement; the context grows by as many tokens."""
     dtype: str = "bf16"
-    """Of weights and KV cache."""
+    """bf16, fp16 or fp32, of weights and KV cache."""
+    quantization: str | None = None
+    """int8, int4 or fp8: round the weights to it."""
+    kv_cache_dtype: str = "auto"
+    """bf16, int8 or fp8; auto: that of `dtype`."""
     num_threads: int = len(os.sched_getaffinity(0))
     """Threads of the model."""
     block_size: int = 16
@@ -88,14 +93,19 @@ class Run:
 
 @dataclass(frozen=True)
 class StepCost:
-    """What a step must read and compute at least."""
+    """What a step must read and compute at least.
+
+    Products with weights of whole numbers count half: a CPU multiplies 16-bit integers, which they
+    are computed with, at twice the rate of fp32.
+    """
 
     shape: ModelShape
     layer_weights: int  # numbers in the matrices of all layers
     head_weights: int
+    quantization: Quantization | None = None
 
     @classmethod
-    def of(cls, model: Model) -> StepCost:
+    def of(cls, model: Model, quantization: Quantization | None = None) -> StepCost:
         sizes = {
             name: math.prod(shape)
             for name, shape in model.parameter_shapes.items()
@@ -103,15 +113,25 @@ class StepCost:
         }
         embedding = sizes.pop("model.embed_tokens.weight")
         head = sizes.pop("lm_head.weight", embedding)
-        return cls(model.shape, layer_weights=sum(sizes.values()), head_weights=head)
+        return cls(model.shape, sum(sizes.values()), head, quantization)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the matrices that a step multiplies with."""
+        if self.quantization is None:
+            return (self.layer_weights + self.head_weights) * self.shape.dtype.itemsize
+        layers = self.layer_weights * self.quantization.layers.bytes_per_weight
+        return round(layers + self.head_weights * self.quantization.head.bytes_per_weight)
 
     def read_bytes(self, run: Run) -> int:
-        weights = (self.layer_weights + self.head_weights) * self.shape.dtype.itemsize
-        return weights + run.batch * run.context_tokens * block_bytes(self.shape, block_size=1)
+        kv_bytes = run.batch * run.context_tokens * block_bytes(self.shape, block_size=1)
+        return self.weight_bytes + kv_bytes
 
     def flop(self, run: Run) -> int:
         """The head computes one row a request; a prefill row attends to half of the context."""
         products = self.layer_weights * run.rows + self.head_weights * run.batch
+        if self.quantization and self.quantization.layers.is_integer:
+            products //= 2
         attended = run.context_tokens if run.kind == "decode" else run.context_tokens // 2
         per_token = 2 * self.shape.num_layers * self.shape.num_heads * self.shape.head_dim
         return 2 * (products + run.rows * attended * per_token)
@@ -129,25 +149,38 @@ def run(config: EngineBenchConfig) -> dict[str, object]:
     model = load_model(
         files,
         dtype=config.dtype,
+        quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
         num_threads=config.num_threads,
         cache_dir=cache_dir,
         on_progress=_to_stderr,
     )
     torch.set_num_threads(config.num_threads)
     limits = measure_limits()
-    cost = StepCost.of(model)
+    cost = StepCost.of(model, quantization_of(config.quantization))
     decodes = (
-        _decode(model, config, batch=batch, context=prompt + config.output_tokens)
+        decode(
+            model,
+            batch=batch,
+            context=prompt + config.output_tokens,
+            num_steps=config.output_tokens,
+            block_size=config.block_size,
+        )
         for prompt in config.prompts
         for batch in config.batches
     )
-    prefills = (_prefill(model, config, prompt) for prompt in config.prompts)
+    prefills = (
+        prefill(model, tokens=prompt, seconds=config.seconds, block_size=config.block_size)
+        for prompt in config.prompts
+    )
     runs = [*decodes, *prefills]
     limits = limits.best(measure_limits())  # neighbours come and go
     results = [_result(run, cost, limits) for run in runs]
     return {
         "model": files.name,
         "dtype": config.dtype,
+        "quantization": config.quantization,
+        "kv_cache_dtype": config.kv_cache_dtype,
         "num_threads": config.num_threads,
         "backend": type(model).__name__,
         "limits": asdict(limits),
@@ -168,47 +201,44 @@ def measure_limits() -> Limits:
     )
 
 
-def _decode(model: Model, config: EngineBenchConfig, *, batch: int, context: int) -> Run:
-    """`output_tokens` steps up to a context of `context` tokens, on random keys and values."""
-    cache, tables = _filled_cache(model, config, batch, context)
+def decode(model: Model, *, batch: int, context: int, num_steps: int, block_size: int) -> Run:
+    """`num_steps` steps up to a context of `context` tokens, on random keys and values."""
+    cache, tables = _filled_cache(model.shape, batch, context, block_size)
     steps = [
-        _batch(model.shape, config, tables, torch.full((batch,), position), torch.arange(batch))
-        for position in range(context - config.output_tokens, context)
+        _batch(model.shape, tables, block_size, torch.full((batch,), position), torch.arange(batch))
+        for position in range(context - num_steps, context)
     ]
     model.forward(steps[0], cache)
     seconds = [_timed(lambda step=step: model.forward(step, cache)) for step in steps]
     return Run("decode", batch, rows=batch, context_tokens=context, seconds=seconds)
 
 
-def _prefill(model: Model, config: EngineBenchConfig, tokens: int) -> Run:
-    cache, tables = _filled_cache(model, config, 1, tokens)
+def prefill(model: Model, *, tokens: int, seconds: float, block_size: int) -> Run:
+    """One prompt in one step, again and again for `seconds`."""
+    cache, tables = _filled_cache(model.shape, 1, tokens, block_size)
     requests = torch.zeros(tokens, dtype=torch.int)
-    step = _batch(model.shape, config, tables, torch.arange(tokens), requests)
-    seconds = _repeat(lambda: model.forward(step, cache), config.seconds)
-    return Run("prefill", 1, rows=tokens, context_tokens=tokens, seconds=seconds)
+    step = _batch(model.shape, tables, block_size, torch.arange(tokens), requests)
+    times = _repeat(lambda: model.forward(step, cache), seconds)
+    return Run("prefill", 1, rows=tokens, context_tokens=tokens, seconds=times)
 
 
 def _filled_cache(
-    model: Model, config: EngineBenchConfig, batch: int, context: int
+    shape: ModelShape, batch: int, context: int, block_size: int
 ) -> tuple[KVCache, Tensor]:
     """Random keys and values: memory that nobody wrote is one page of zeros, and far faster."""
-    blocks_each = -(-context // config.block_size)
-    cache = KVCache.allocate(model.shape, batch * blocks_each, config.block_size)
+    blocks_each = -(-context // block_size)
+    cache = KVCache.allocate(shape, batch * blocks_each, block_size)
+    slots = torch.arange(batch * blocks_each * block_size)
     for tensor in (*cache.keys, *cache.values):
-        tensor.normal_()
+        write_slots(tensor, torch.randn(len(slots), shape.num_kv_heads, shape.head_dim), slots)
     return cache, torch.randperm(batch * blocks_each).view(batch, blocks_each).int()
 
 
 def _batch(
-    shape: ModelShape,
-    config: EngineBenchConfig,
-    tables: Tensor,
-    positions: Tensor,
-    requests: Tensor,
+    shape: ModelShape, tables: Tensor, block_size: int, positions: Tensor, requests: Tensor
 ) -> Batch:
     """A row for each position; logits of each request's last one."""
-    size = config.block_size
-    slots = tables[requests, positions // size] * size + positions % size
+    slots = tables[requests, positions // block_size] * block_size + positions % block_size
     last_rows = torch.arange(len(requests))[-len(tables) :]
     return Batch(
         token_ids=torch.randint(shape.vocab_size, (len(positions),)).int(),

@@ -18,6 +18,7 @@ BENCHES = {
     "agreement": "log-probabilities of the engine against those of transformers",
     "weights": "updates of a model's weights beside a plain memcpy",
     "suspend": "the memory of an engine while it is suspended",
+    "precision": "formats of weights and KV cache: speed, memory, log-probabilities beside fp32",
     "engine": "one model in this process: decode and prefill beside the machine's limits",
     "frontend": "one frontend process: what a request and a streamed token cost beside a bare app",
     "route": "the routing policies, by replaying request traces",

@@ -34,14 +34,14 @@ class NumberFormat:
     most: float
 
     @property
-    def bits(self) -> float:
-        """Of a weight, without its share of a scale."""
-        return 4.0 if self.name == "int4" else 8.0
+    def is_integer(self) -> bool:
+        return self.name != "fp8"
 
     @property
     def bytes_per_weight(self) -> float:
         """Its share of a scale included, but for scales of whole outputs: they are too few."""
-        return self.bits / 8 + (torch.bfloat16.itemsize / self.group if self.group else 0)
+        number_bytes = 0.5 if self.name == "int4" else 1.0
+        return number_bytes + (torch.bfloat16.itemsize / self.group if self.group else 0)
 
 
 INT8 = NumberFormat("int8", 64, 127.0, -127.0, 127.0)
@@ -119,6 +119,6 @@ def _largest(groups: Tensor, number_format: NumberFormat) -> Tensor:
 
 
 def _rounded(numbers: Tensor, number_format: NumberFormat) -> Tensor:
-    if number_format.name == "fp8":
-        return numbers.to(torch.float8_e4m3fn).float()
-    return numbers.round_()
+    if number_format.is_integer:
+        return numbers.round_()
+    return numbers.to(torch.float8_e4m3fn).float()
