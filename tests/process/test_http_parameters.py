@@ -125,6 +125,19 @@ def test_logit_bias_bars_a_token_or_makes_it_certain(complete, plain):
     assert set(certain["token_ids"]) == {first}
 
 
+def test_only_allowed_token_ids_are_generated(complete, plain):
+    allowed = plain["token_ids"][1:3]
+    [choice] = complete(allowed_token_ids=allowed)["choices"]
+    assert set(choice["token_ids"]) <= set(allowed)
+
+
+def test_bad_words_are_not_in_the_text(complete, plain):
+    assert "Paris" in plain["text"]
+    [choice] = complete(bad_words=["Paris"])["choices"]
+    assert "Paris" not in choice["text"]
+    assert choice["token_ids"][0] != plain["token_ids"][0]
+
+
 def test_a_stop_string_ends_it_and_may_be_kept(complete):
     [choice] = complete(stop="is.")["choices"]
     assert (choice["text"], choice["finish_reason"]) == (" Par", "stop")

@@ -213,6 +213,8 @@ def test_a_resumed_request_that_has_all_its_tokens_ends_at_once():
         ([3], greedy(stop_token_ids=(99,)), "token id 99 in stop_token_ids", "stop_token_ids"),
         ([3], greedy(logit_bias={99: 1.0}), "token id 99 in logit_bias", "logit_bias"),
         ([3], greedy(stop_words=("x",)), "stop words need a tokenizer", "stop_words"),
+        ([3], greedy(bad_words=("x",)), "bad words need a tokenizer", "bad_words"),
+        ([3], greedy(allowed_token_ids=(1, 2**20)), "in allowed_token_ids", "allowed_token_ids"),
     ],
 )
 def test_what_cannot_be_served_is_refused_and_nothing_else_is_disturbed(

@@ -69,6 +69,8 @@ def test_every_field_reaches_the_engine(params_of):
         presence_penalty=0.2,
         frequency_penalty=0.3,
         logit_bias={"5": -100, "6": 2.5},
+        bad_words=["one", " two"],
+        allowed_token_ids=[5, 6, 7],
         seed=42,
         stop=["END", "\n"],
         stop_token_ids=[3, 4],
@@ -86,6 +88,8 @@ def test_every_field_reaches_the_engine(params_of):
         presence_penalty=0.2,
         frequency_penalty=0.3,
         logit_bias={5: -100.0, 6: 2.5},
+        bad_words=("one", " two"),
+        allowed_token_ids=(5, 6, 7),
         seed=42,
         stop_words=("END", "\n"),
         stop_token_ids=(3, 4),
@@ -99,6 +103,7 @@ def test_explicit_nulls_are_the_defaults(params_of):
     names = (
         "model stream stream_options n max_tokens min_tokens temperature top_p top_k min_p "
         "repetition_penalty presence_penalty frequency_penalty logit_bias seed stop stop_token_ids "
+        "bad_words allowed_token_ids "
         "include_stop_str_in_output ignore_eos prompt_logprobs return_token_ids cache_salt echo "
         "logprobs best_of top_logprobs tools tool_choice response_format suffix user"
     )
@@ -189,7 +194,9 @@ def test_prompt_log_probs_are_asked_for_by_number(params_of):
         ("suffix", "after"),
         ("best_of", 3),
         ("use_beam_search", True),
-        ("bad_words", ["x"]),
+        ("length_penalty", 0.5),
+        ("bad_words", [""]),
+        ("allowed_token_ids", []),
         ("priority", 2**31),
         ("priority", "x"),
         ("timeout_s", 0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -11,11 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from homing.engine.bad_words import BadWords
 from homing.engine.log_probs import LogProbs
 from homing.engine.request import Request
 from homing.engine.sampling import Sampler, score
 from homing.engine.sampling.ranking import block_maxima, largest
 from homing.params import SamplingParams
+from homing.tokenizer import Tokenizer
 
 sample = Sampler().sample
 
@@ -174,6 +177,57 @@ def test_logit_bias_moves_and_bars_tokens():
     logits[0, 7], logits[0, 8] = 500.0, 3.0
     params = SamplingParams(temperature=0.0, logit_bias={7: -100.0, 9: 3.5})
     assert sample(logits, [request(params)]).token_ids == [9]
+
+
+def test_only_allowed_tokens_are_drawn_and_as_often_as_they_should():
+    logits = random_logits(1)
+    allowed = (3, 500, 501, 998)
+    counts = draws(logits, SamplingParams(allowed_token_ids=allowed))
+    expected = np.zeros(VOCAB)
+    expected[list(allowed)] = torch.softmax(logits[0, list(allowed)], -1).numpy()
+    assert set(np.flatnonzero(counts)) <= set(allowed)
+    assert abs(chi_square(counts, expected)) < 4
+
+
+def test_what_bars_all_allowed_tokens_gives_way():
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 7], logits[0, 8], logits[0, 9] = 3.0, 2.0, 1.0
+    params = SamplingParams(
+        temperature=0.0, allowed_token_ids=(8, 9), logit_bias={8: -100.0}, min_tokens=5
+    )
+    assert sample(logits, [request(params)]).token_ids == [9]
+    assert sample(logits, [request(params, stop_token_ids=frozenset({9}))]).token_ids == [8]
+
+
+class Letters:
+    """A tokenizer of one token a letter; a space is 1, a is 11."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        assert not add_special_tokens
+        return [1 if letter == " " else ord(letter) - ord("a") + 11 for letter in text]
+
+
+def test_the_last_token_of_a_bad_word_is_barred_behind_the_others_of_the_answer():
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 12], logits[0, 13] = 9.0, 8.0  # b, c
+    params = SamplingParams(temperature=0.0, bad_words=("ab",))
+
+    def asked(prompt: list[int], generated: list[int]) -> Request:
+        made = request(params, prompt=prompt, generated=generated)
+        made.bad_words = BadWords(cast(Tokenizer, Letters()), params.bad_words)
+        return made
+
+    behind_a, behind_b, in_prompt = asked([5], [11]), asked([5], [11, 12]), asked([11], [])
+    tokens = sample(logits.repeat(3, 1), [behind_a, behind_b, in_prompt]).token_ids
+    assert tokens == [13, 12, 12]
+
+
+def test_a_bad_word_of_one_token_is_barred_always_with_and_without_a_space():
+    words = BadWords(cast(Tokenizer, Letters()), ["b", " cd"])
+    assert words.barred([]) == [12]
+    assert words.barred([1]) == [12]
+    assert words.barred([13]) == [12]
+    assert words.barred([1, 13]) == [12, 14]
 
 
 def test_stop_ids_are_barred_until_min_tokens_are_generated():

@@ -7,6 +7,7 @@ import secrets
 import numpy as np
 from numpy.typing import NDArray
 
+from homing.engine.bad_words import BadWords
 from homing.engine.limits import EngineLimits
 from homing.engine.models import ModelShape
 from homing.engine.request import Request, RequestKey
@@ -54,6 +55,7 @@ class Intake:
             shares_prefix=self._limits.prefix_caching,
             stop_token_ids=frozenset((*eos, *sampling.stop_token_ids)),
             stop_words=self._stop_words(prompt[: len(prompt) - num_resumed], sampling.stop_words),
+            bad_words=self._bad_words(sampling.bad_words),
         )
 
     def _check_prompt(
@@ -99,3 +101,10 @@ class Intake:
         if self._tokenizer is None:
             raise InvalidRequest("stop words need a tokenizer: there is none", field="stop_words")
         return StopWords(self._tokenizer, prompt.tolist(), words)
+
+    def _bad_words(self, words: tuple[str, ...]) -> BadWords | None:
+        if not words:
+            return None
+        if self._tokenizer is None:
+            raise InvalidRequest("bad words need a tokenizer: there is none", field="bad_words")
+        return BadWords(self._tokenizer, words)

@@ -20,6 +20,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from homing.engine.bad_words import BadWords
 from homing.engine.log_probs import PromptScores
 from homing.engine.stop_words import StopWords
 from homing.engine.structured.grammar import GrammarState
@@ -85,6 +86,7 @@ class Request:
         shares_prefix: bool = True,
         stop_token_ids: frozenset[int] = frozenset(),
         stop_words: StopWords | None = None,
+        bad_words: BadWords | None = None,
     ) -> None:
         """
         prompt: all tokens known, those of an earlier attempt included.
@@ -111,6 +113,7 @@ class Request:
         self.num_computed = 0
         self.stop_token_ids = stop_token_ids
         self.stop_words = stop_words
+        self.bad_words = bad_words
         self.grammar: GrammarState | None = None  # of its structured output, once that is compiled
         self.prompt_scores = PromptScores(self.num_prompt, sampling.top_n_logprobs)
         self.num_cached_at_start: int | None = None  # None until first admitted
@@ -231,4 +234,6 @@ def _has_penalties(sampling: SamplingParams) -> bool:
         or sampling.presence_penalty != 0.0
         or sampling.frequency_penalty != 0.0
         or bool(sampling.logit_bias)
+        or bool(sampling.bad_words)
+        or sampling.allowed_token_ids is not None
     )

@@ -10,7 +10,12 @@ from typing import Any
 from homing.client.checks import MAX_CACHE_SALT_CHARACTERS
 from homing.frontend.openai.sampling import MAX_CHOICES, MAX_REQUEST_ID_CHARACTERS
 from homing.frontend.token_routes import MAX_CHARACTERS
-from homing.params.sampling import MAX_SEED, MAX_STOP_WORDS, MAX_TOP_LOGPROBS
+from homing.params.sampling import (
+    MAX_BAD_WORDS,
+    MAX_SEED,
+    MAX_STOP_WORDS,
+    MAX_TOP_LOGPROBS,
+)
 
 _FRACTION = {"minimum": 0, "maximum": 1}
 _PENALTY = {"minimum": -2, "maximum": 2}
@@ -86,6 +91,8 @@ _OF_GENERATIONS: dict[str, dict[str, Any]] = {
     "seed": {"minimum": -MAX_SEED - 1, "maximum": MAX_SEED},
     "stop": {"minLength": 1, "maxItems": MAX_STOP_WORDS, "items": {"minLength": 1}},
     "stop_token_ids": {"items": _ID},
+    "bad_words": {"maxItems": MAX_BAD_WORDS, "items": {"minLength": 1}},
+    "allowed_token_ids": {"minItems": 1, "items": _ID},
     "prompt_logprobs": _NUM_TOP,
     "cache_salt": _SALT,
     "priority": {"minimum": -(2**31), "maximum": 2**31 - 1},

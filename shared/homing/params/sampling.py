@@ -17,6 +17,7 @@ from homing.params.structured import StructuredOutput
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_WORDS = 16
+MAX_BAD_WORDS = 128
 MAX_SEED = 2**63 - 1
 
 
@@ -69,7 +70,13 @@ class SamplingParams(
     """With `return_log_probs`: also the n most probable tokens at each position."""
     structured_output: StructuredOutput | None = None
     """The shape that the answer must have; None: any. It ends when nothing can follow, too. Where
-    `logit_bias` and `min_tokens` leave no token that fits, they give way."""
+    the other parameters leave no token that fits, they give way."""
+    bad_words: tuple[str, ...] = ()
+    """Strings that the answer must not hold: the last token of each is barred where those before it
+    stand, with and without a space in front."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """The only tokens that may be generated; None: all. Where `logit_bias`, `min_tokens` and
+    `bad_words` leave none of them, they give way."""
 
     def __post_init__(self) -> None:
         _in_range("temperature", self.temperature, 0.0, math.inf)
@@ -93,6 +100,13 @@ class SamplingParams(
         )
         if any(not word for word in self.stop_words):
             raise InvalidRequest("stop_words holds an empty string", field="stop_words")
+        _in_range(
+            "the number of bad_words", len(self.bad_words), 0, MAX_BAD_WORDS, field="bad_words"
+        )
+        if any(not word for word in self.bad_words):
+            raise InvalidRequest("bad_words holds an empty string", field="bad_words")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids is empty", field="allowed_token_ids")
         for token, bias in self.logit_bias.items():
             _in_range(f"logit_bias[{token}]", bias, -100.0, 100.0, field="logit_bias")
 
@@ -106,8 +120,8 @@ class SamplingParams(
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `InvalidRequest` if a token id here is not in a vocabulary of this size."""
-        for field in ("stop_token_ids", "logit_bias"):
-            for token in getattr(self, field):
+        for field in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+            for token in getattr(self, field) or ():
                 _in_range(f"token id {token} in {field}", token, 0, vocab_size - 1, field=field)
 
     def to_bytes(self) -> bytes:

@@ -21,8 +21,12 @@ def changed(logits: Floats, request: Request) -> Floats:
     """One row of logits [vocab] as its request wants it. The argument is left as it is."""
     row = logits.copy()
     _adjust(row, request)
+    if request.sampling.allowed_token_ids is not None:
+        allowed = np.zeros(len(row), np.bool_)
+        allowed[list(request.sampling.allowed_token_ids)] = True
+        _keep(row, logits, allowed)
     if request.grammar:
-        _keep_what_fits(row, logits, request.grammar)
+        _keep(row, logits, _fitting(request.grammar, len(row)))
     return row
 
 
@@ -38,16 +42,22 @@ def _adjust(row: Floats, request: Request) -> None:
         row[token] += np.float32(-np.inf if bias <= BARRING_BIAS else bias)
     if request.bars_stop_ids:
         row[list(request.stop_token_ids)] = -np.inf
+    if request.bad_words:
+        row[request.bad_words.barred(request.generated.tolist())] = -np.inf
 
 
-def _keep_what_fits(row: Floats, logits: Floats, grammar: GrammarState) -> None:
-    """Bar what may not follow. Where bias and minimum length bar all the rest, they give way."""
-    mask = np.empty(-(-len(row) // 32), np.uint32)
-    grammar.fill_mask(mask)
-    bits = np.unpackbits(mask.view(np.uint8), count=len(row), bitorder="little")
-    np.copyto(row, -np.inf, where=bits == 0)
+def _keep(row: Floats, logits: Floats, kept: NDArray[np.bool_]) -> None:
+    """Bar all others. Where what was barred before leaves none of the kept ones, it gives way."""
+    np.copyto(row, -np.inf, where=~kept)
     if row.max() == -np.inf:
-        np.copyto(row, logits, where=bits != 0)
+        np.copyto(row, logits, where=kept)
+
+
+def _fitting(grammar: GrammarState, vocab_size: int) -> NDArray[np.bool_]:
+    """What may follow."""
+    mask = np.empty(-(-vocab_size // 32), np.uint32)
+    grammar.fill_mask(mask)
+    return np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
 
 
 def _penalize_repetition(row: Floats, tokens: NDArray[np.int32], penalty: float) -> None:

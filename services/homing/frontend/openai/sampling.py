@@ -100,6 +100,10 @@ def _params(
         "presence_penalty": request.presence_penalty,
         "frequency_penalty": request.frequency_penalty,
         "logit_bias": request.logit_bias,
+        "bad_words": None if request.bad_words is None else tuple(request.bad_words),
+        "allowed_token_ids": (
+            None if request.allowed_token_ids is None else tuple(request.allowed_token_ids)
+        ),
         "return_log_probs": num_top is not None or wants_prompt,
         "skip_prompt_log_probs": not wants_prompt,
         "top_n_logprobs": max(num_top or 0, request.prompt_logprobs or 0),
