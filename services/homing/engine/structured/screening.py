@@ -77,7 +77,8 @@ class Screening:
         self.kill()
         if child := self._child:
             self._child = None
-            with child:
+            # A child that died at once leaves a line that cannot be flushed any more.
+            with contextlib.suppress(BrokenPipeError), child:
                 pass
 
 
