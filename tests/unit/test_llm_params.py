@@ -133,6 +133,7 @@ def test_each_setting_of_an_engine_is_a_flag_of_the_same_name() -> None:
         enable_prefix_caching=False,
         prefix_caching_eviction_policy="ref_zero",
         enable_chunked_prefill=False,
+        preemption="offload",
         attention_backend="torch",
         batch_invariant=True,
         dtype="fp32",

@@ -51,6 +51,9 @@ class EngineConfig:
     """Read a long prompt in several steps, beside the answers of others. Without it each is read in
     one step, which `max_step_tokens` must have room for, and answers wait meanwhile; only prompts
     whose log-probabilities are asked for are still read in pieces."""
+    preemption: Literal["recompute", "offload"] = "recompute"
+    """What becomes of the keys and values of a request that has to wait again. recompute: they are
+    given up. offload: copied out of the cache, and back later: up to its size in memory more."""
     attention_backend: Literal["cpu", "torch"] | None = None
     """What computes. cpu: C kernels, compiled at the first start, or an error where they cannot be.
     torch: the reference, several times slower. Default: the kernels where they can be."""

@@ -19,6 +19,7 @@ from homing.engine.endings import (
 )
 from homing.engine.intake import Intake
 from homing.engine.kv_cache import KVCache
+from homing.engine.kv_offload import KVOffload
 from homing.engine.lifecycle import Lifecycle
 from homing.engine.limits import EngineLimits
 from homing.engine.log_probs import LogProbs
@@ -90,6 +91,8 @@ class Engine:
                 limits.max_batch_requests, limits.max_step_tokens, limits.chunked_prefill
             ),
         )
+        if limits.preemption == "offload":
+            self.scheduler.offload = KVOffload(cache, self.block_pool.capacity)
         self._intake = Intake(model.shape, limits, tokenizer)
         self.runner = parts.runner(model, cache, limits.block_size, parts.sampler)
         self.lifecycle = Lifecycle(self.scheduler, self.block_pool, self.runner, self.abort_all)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Literal
 
 from homing.engine.block_pool import EvictionPolicy
 from homing.engine.config import EngineConfig
@@ -35,6 +36,7 @@ class EngineLimits:
     prefix_caching: bool = True
     eviction: EvictionPolicy = "lru"
     chunked_prefill: bool = True
+    preemption: Literal["recompute", "offload"] = "recompute"
 
 
 def engine_limits(config: EngineConfig, shape: ModelShape) -> EngineLimits:
@@ -65,6 +67,7 @@ def engine_limits(config: EngineConfig, shape: ModelShape) -> EngineLimits:
         prefix_caching=config.enable_prefix_caching,
         eviction=config.prefix_caching_eviction_policy,
         chunked_prefill=config.enable_chunked_prefill,
+        preemption=config.preemption,
     )
 
 

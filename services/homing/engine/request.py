@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from homing.engine.bad_words import BadWords
+from homing.engine.kv_offload import SavedKV
 from homing.engine.log_probs import PromptScores
 from homing.engine.stop_words import StopWords
 from homing.engine.structured.grammar import GrammarState
@@ -117,6 +118,7 @@ class Request:
         self.grammar: GrammarState | None = None  # of its structured output, once that is compiled
         self.prompt_scores = PromptScores(self.num_prompt, sampling.top_n_logprobs)
         self.num_cached_at_start: int | None = None  # None until first admitted
+        self.saved_kv: SavedKV | None = None  # what it had computed when it was preempted
         self.priority = priority
 
         self._tokens = np.empty(self.max_tokens, np.int32)

@@ -6,7 +6,7 @@ Continuous batching: each step is filled anew, up to a budget of tokens.
    finds no place, running ones of lower priority are preempted for it.
 1. Decodes come first, one token each. Where blocks run out, the least urgent running request is
    preempted: it gives back its blocks and waits, and is computed again later (mostly from the
-   prefix cache).
+   prefix cache), or, with `offload`, gets back what was copied elsewhere.
 2. Waiting requests are admitted, in order, while there are batch places and blocks for all of
    their tokens. One that does not fit may be passed by younger ones, a bounded number of times.
    One whose next block is being computed for another request waits for it, and then finds it in
@@ -26,6 +26,7 @@ from itertools import islice
 from operator import attrgetter
 
 from homing.engine.block_pool import BlockPool
+from homing.engine.kv_offload import KVOffload
 from homing.engine.plan import Chunk, StepPlan
 from homing.engine.request import Change, Phase, Request
 from homing.prefix import BlockHash
@@ -59,6 +60,8 @@ class Scheduler:
         self.running: list[Request] = []
         self.paused = False
         self.num_preemptions = 0
+        self.offload: KVOffload | None = None
+        """Where the keys and values of preempted requests go; None: they are computed again."""
         self._num_arrivals = 0
         self._closed_at: int | None = None  # arrivals from this number on are not admitted
         self._pool = pool
@@ -167,7 +170,9 @@ class Scheduler:
         return seen != request.owner_seen or 2 * request.num_owed > owner.num_owed
 
     def _prefix_owner(self, request: Request) -> Request | None:
-        """Who is computing this one's first missing block."""
+        """Who is computing this one's first missing block, if it does not have it elsewhere."""
+        if request.saved_kv is not None:
+            return None
         usable = request.max_cached // self._block_size
         missing = next((h for h in islice(request.hashes, usable) if h not in self._pool), None)
         return None if missing is None else self._computing.get(missing)
@@ -188,6 +193,7 @@ class Scheduler:
         request.num_cached = min(request.num_shared_tokens, request.max_cached)
         request.num_computed = request.num_cached
         request.registers_blocks = request.shares_prefix
+        self._load_saved(request, len(cached))
         if request.num_cached_at_start is None:
             request.num_cached_at_start = request.num_cached
         for block_hash in request.hashes[len(cached) :]:
@@ -195,6 +201,26 @@ class Scheduler:
         if pool.journal:
             pool.journal.found(request)
         return True
+
+    def _load_saved(self, request: Request, num_cached_blocks: int) -> None:
+        """Copy back what the request had computed before it was preempted, but for what is cached
+        or has to be computed again, to be scored."""
+        saved = request.saved_kv
+        if saved is None or self.offload is None:
+            return
+        num_tokens = min(saved.num_tokens, request.max_cached)
+        if num_tokens > request.num_computed:
+            blocks = request.blocks[num_cached_blocks : saved.num_blocks].tolist()
+            if blocks:
+                self.offload.load(saved, num_cached_blocks, blocks)
+            request.num_computed = num_tokens
+            request.registers_blocks &= saved.shareable
+        self._forget_saved(request)
+
+    def _forget_saved(self, request: Request) -> None:
+        if request.saved_kv is not None and self.offload is not None:
+            self.offload.drop(request.saved_kv)
+            request.saved_kv = None
 
     def _num_new_blocks(self, request: Request, cached: list[int]) -> int | None:
         """How many it needs beside the cached ones; None if so many are not to be had."""
@@ -266,6 +292,7 @@ class Scheduler:
 
     def finish(self, request: Request) -> None:
         """Whatever it was doing, it is done."""
+        self._forget_saved(request)
         if self._pool.journal:
             self._pool.journal.ended(request)
         if request.phase is Phase.WAITING:
@@ -276,9 +303,12 @@ class Scheduler:
         request.change(Change.FINISH)
 
     def clear_prefix_cache(self) -> int:
-        """Forget every prefix; what is running goes on, and indexes no more blocks."""
+        """Forget every prefix, offloaded ones too; what is running goes on, and indexes no more
+        blocks."""
         for request in self.running:
             request.registers_blocks = False
+        for request in self.waiting:
+            self._forget_saved(request)
         self._computing.clear()
         return self._pool.clear_index()
 
@@ -291,10 +321,16 @@ class Scheduler:
     def preempt_all(self) -> None:
         """Give back all blocks; what is running will be computed again, in its old order."""
         for request in list(self.running):
-            self._preempt(request)
+            self._preempt(request, keeps_kv=False)
 
-    def _preempt(self, request: Request) -> None:
+    def _preempt(self, request: Request, *, keeps_kv: bool = True) -> None:
         self.num_preemptions += 1
+        if keeps_kv and self.offload is not None:
+            num_used = -(-request.num_computed // self._block_size)
+            blocks = request.blocks[:num_used].tolist()
+            request.saved_kv = self.offload.save(
+                blocks, request.num_computed, shareable=request.registers_blocks
+            )
         self.running.remove(request)
         self._give_back_blocks(request)
         request.change(Change.PREEMPT)
@@ -313,6 +349,10 @@ class Scheduler:
             assert request.num_computed < request.num_tokens
             assert request.num_computed <= request.num_blocks * self._block_size
         assert all(owner in self.running for owner in self._computing.values())
+        assert all(r.saved_kv is None for r in self.running)
+        if self.offload is not None:
+            saved = [r.saved_kv.num_blocks for r in self.waiting if r.saved_kv is not None]
+            assert sum(saved) == self.offload.num_blocks
 
 
 def share_budget(owed: Sequence[int], budget: int) -> list[int]:

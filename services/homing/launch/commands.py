@@ -61,6 +61,7 @@ def engine_commands(config: LaunchConfig, address: str, lifeline_fd: int) -> lis
         kv_events=config.kv_events,
         enable_prefix_caching=config.enable_prefix_caching,
         prefix_caching_eviction_policy=config.prefix_caching_eviction_policy,
+        preemption=config.preemption,
         enable_chunked_prefill=config.enable_chunked_prefill,
         attention_backend=config.attention_backend,
         batch_invariant=config.batch_invariant,

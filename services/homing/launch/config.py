@@ -105,6 +105,9 @@ class LaunchConfig:
     enable_chunked_prefill: bool = True
     """Read long prompts in several steps. Without it --max-step-tokens must hold a whole one."""
 
+    preemption: Literal["recompute", "offload"] = "recompute"
+    """Keys and values of a request that has to wait again: given up, or copied out and back."""
+
     attention_backend: Annotated[Literal["cpu", "torch"] | None, arg(metavar="NAME")] = None
     """What computes: cpu, our C kernels, or torch, the slow reference. Without it: what can."""
 

@@ -19,6 +19,7 @@ DType = Literal["bf16", "fp16", "fp32"]
 Quantization = Literal["int8", "int4", "fp8"]
 KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
 EvictionPolicy = Literal["lru", "ref_zero"]
+Preemption = Literal["recompute", "offload"]
 AttentionBackend = Literal["cpu", "torch"]
 KVCacheManagement = Literal["persist", "offload", "discard"]
 
@@ -27,6 +28,7 @@ _CHOICES: dict[str, Sequence[str]] = {
     "quantization": get_args(Quantization),
     "kv_cache_dtype": get_args(KVCacheDType),
     "prefix_caching_eviction_policy": get_args(EvictionPolicy),
+    "preemption": get_args(Preemption),
     "attention_backend": get_args(AttentionBackend),
     "kv_cache_management_mode": get_args(KVCacheManagement),
     "routing_policy": POLICY_NAMES,
@@ -42,6 +44,7 @@ ENGINE_FIELDS = {  # field here -> field of an engine's own config, and of a lau
     name: name
     for name in (
         *("enable_prefix_caching", "prefix_caching_eviction_policy", "enable_chunked_prefill"),
+        "preemption",
         *("attention_backend", "batch_invariant", "dtype", "quantization", "kv_cache_dtype"),
         "num_threads",
     )
@@ -76,6 +79,10 @@ class EngineConfig:
     """Read a long prompt in several steps, beside the answers of others. Without it each is read in
     one step, which `max_tokens` must have room for, and answers wait meanwhile; only prompts whose
     log-probabilities are asked for are still read in pieces."""
+
+    preemption: Preemption = "recompute"
+    """What becomes of the keys and values of a request that has to wait again. recompute: they are
+    given up. offload: copied out of the cache, and back later: up to its size in memory more."""
 
     attention_backend: AttentionBackend | None = None
     """What computes. cpu: C kernels, compiled at the first start, or an error where they cannot be.
