@@ -32,7 +32,7 @@ class SuspendBenchConfig:
     """Hugging Face directory or .gguf file. None: the demo model."""
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
     kv_cache_gb: float = 0.5
-    prompts: int = 16
+    prompts: int = 8
     """Requests that fill KV blocks first."""
     prompt_tokens: int = 1000
     """Of each."""

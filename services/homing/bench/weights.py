@@ -1,8 +1,9 @@
 """`homing bench weights`: how long an engine takes to get new weights, beside a plain memcpy.
 
 All parameters of a model, from an iterator of this process and from a file in shared memory, as
-another process puts it there. The copy is of the same bytes, into memory that is there already, and
-is measured beside each update: both move with the machine's neighbours.
+another process puts it there. The copy is of the same bytes, once into memory that is there already
+and once into memory that the system must find first, as it must for an update. Both are measured
+beside each update: all of it moves with the machine's neighbours.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import tyro
 from torch import Tensor
@@ -66,6 +68,8 @@ class Update:
     """One update; seconds."""
 
     memcpy_s: float
+    fresh_memcpy_s: float
+    """The same into new memory."""
     transfer_s: float
     """Until the engine has the parameters in its dtype and in memory of its own."""
     check_s: float
@@ -118,19 +122,23 @@ class Memcpy:
         self._from = torch.ones(self.num_bytes, dtype=torch.uint8)
         self._to = torch.ones_like(self._from)
 
-    def seconds(self) -> float:
+    def seconds(self) -> tuple[float, float]:
+        """Into memory that is there, and into new memory."""
         start = time.perf_counter()
         ctypes.memmove(self._to.data_ptr(), self._from.data_ptr(), self.num_bytes)
-        return time.perf_counter() - start
+        between = time.perf_counter()
+        fresh = np.empty(self.num_bytes, np.uint8)  # in huge pages, as `Arena`
+        ctypes.memmove(fresh.ctypes.data, self._from.data_ptr(), self.num_bytes)
+        return between - start, time.perf_counter() - between
 
 
 def _from_iterator(model: Model, tensors: Tensors, memcpy: Memcpy) -> Update:
-    memcpy_s = memcpy.seconds()
-    return _update(memcpy_s, stage(model, tensors.items(), partial=False))
+    copies_s = memcpy.seconds()
+    return _update(copies_s, stage(model, tensors.items(), partial=False))
 
 
 def _from_shared_memory(model: Model, tensors: Tensors, memcpy: Memcpy) -> Update:
-    memcpy_s = memcpy.seconds()
+    copies_s = memcpy.seconds()
     start = time.perf_counter()
     how = {"partial": False, "in_flight": InFlightKV.KEEP, "epoch": None}
     with weight_update(tensors, **how) as update:
@@ -139,13 +147,17 @@ def _from_shared_memory(model: Model, tensors: Tensors, memcpy: Memcpy) -> Updat
         with open_source(update, model, None) as source:
             opening_s = time.perf_counter() - start
             staged = stage(model, source, partial=False, owned=True)
-    return _update(memcpy_s, staged, opening_s, publish_s)
+    return _update(copies_s, staged, opening_s, publish_s)
 
 
 def _update(
-    memcpy_s: float, staged: StagedWeights, opening_s: float = 0.0, publish_s: float | None = None
+    copies_s: tuple[float, float],
+    staged: StagedWeights,
+    opening_s: float = 0.0,
+    publish_s: float | None = None,
 ) -> Update:
-    return Update(memcpy_s, staged.transfer_s + opening_s, staged.check_s, staged.pack_s, publish_s)
+    transfer_s = staged.transfer_s + opening_s
+    return Update(*copies_s, transfer_s, staged.check_s, staged.pack_s, publish_s)
 
 
 def _medians(runs: Sequence[Update]) -> dict[str, float | None]:
@@ -154,9 +166,11 @@ def _medians(runs: Sequence[Update]) -> dict[str, float | None]:
 
     return {
         "memcpy_s": median(lambda run: run.memcpy_s),
+        "fresh_memcpy_s": median(lambda run: run.fresh_memcpy_s),
         "publish_s": None if runs[0].publish_s is None else median(lambda run: run.publish_s or 0),
         "transfer_s": median(lambda run: run.transfer_s),
         "transfer_per_memcpy": median(lambda run: run.transfer_s / run.memcpy_s),
+        "transfer_per_fresh_memcpy": median(lambda run: run.transfer_s / run.fresh_memcpy_s),
         "check_s": median(lambda run: run.check_s),
         "pack_s": median(lambda run: run.pack_s),
     }
