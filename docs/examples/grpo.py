@@ -2,7 +2,8 @@
 
 A prompt names a digit; the reward is the share of generated tokens that are that digit. Two engine
 ranks generate groups of answers, which share their prompt in the KV cache; the engine's
-log-probabilities are those of the behaviour policy.
+log-probabilities are those of the behaviour policy. By chance the reward is 0.03; after the 60
+iterations of a default run it is 0.9.
 
     python docs/examples/grpo.py --mode colocated --curve reward.json
         generate, suspend the engines, train, update their weights, resume

@@ -39,10 +39,10 @@ def rewards(curve: list[dict[str, float]]) -> tuple[float, float]:
 
 
 @pytest.mark.timeout(300)
-def test_the_reward_rises_and_the_first_step_is_on_policy(tmp_path: Path) -> None:
-    curve = learn(tmp_path, "--iterations", "16")
-    first, last = rewards(curve)
-    assert last > 2 * first, curve
+def test_the_reward_reaches_what_is_stated_and_the_first_step_is_on_policy(tmp_path: Path) -> None:
+    curve = learn(tmp_path)
+    assert curve[0]["reward"] < 0.05
+    assert max(facts["reward"] for facts in curve[-3:]) > 0.9, curve
     assert max(facts["first_step_ratio_error"] for facts in curve) < 1e-4
     assert all(facts["epochs_behind"] == 0 for facts in curve)
 
