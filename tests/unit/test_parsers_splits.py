@@ -84,7 +84,7 @@ def cut(draw, text: st.SearchStrategy[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("family", sorted(TOOL_FORMATS))
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_any_split_finds_the_same_calls(family, data):
     pieces = data.draw(cut(texts(FRAGMENTS[family])))
@@ -102,7 +102,7 @@ def test_any_split_finds_the_same_calls(family, data):
 
 @pytest.mark.parametrize("family", sorted(REASONING_FORMATS))
 @pytest.mark.parametrize("prompt_end", ["", "<think>\n", "<think>\n\n</think>\n\n"])
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(pieces=cut(texts(THINKING)))
 def test_any_split_finds_the_same_thoughts(family, prompt_end, pieces):
     def parser():
@@ -129,7 +129,7 @@ def split_at_marks(text: str, form: ReasoningFormat, prompt_end: str) -> list[Ev
     return [event for event in (Reasoning(thoughts), Content(answer)) if event.text]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(pieces=cut(texts(THINKING[:2] + FRAGMENTS["hermes"])))
 def test_any_split_of_thoughts_and_calls_together_says_the_same(pieces):
     form = answer_format(None, tool_call_parser="hermes", reasoning_parser="qwen3")
@@ -137,7 +137,7 @@ def test_any_split_of_thoughts_and_calls_together_says_the_same(pieces):
     assert parse(form.parser(choice), pieces) == parse(form.parser(choice), ["".join(pieces)])
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(pieces=cut(texts(ARRAY)))
 def test_any_split_of_a_constrained_answer_says_the_same(pieces):
     choice = read_tool_choice("required", [Tool("f", {})])

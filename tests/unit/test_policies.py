@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from homing.coordinator.loads import RankLoads, Slot, slots_of
@@ -54,7 +54,6 @@ ranks = st.lists(
 # longest_prefix and first_prefix_block
 
 
-@settings(derandomize=True, deadline=None)
 @given(ranks)
 def test_longest_prefix_takes_a_deepest_holder_and_the_least_loaded_of_those(
     ranks: list[tuple[int, int]],
@@ -65,7 +64,6 @@ def test_longest_prefix_takes_a_deepest_holder_and_the_least_loaded_of_those(
     assert loads[chosen] == min(load for h, load in ranks if h == max(held))
 
 
-@settings(derandomize=True, deadline=None)
 @given(ranks)
 def test_longest_prefix_is_prefix_affinity_with_alpha_zero(ranks: list[tuple[int, int]]) -> None:
     held, loads = zip(*ranks, strict=True)
@@ -74,7 +72,6 @@ def test_longest_prefix_is_prefix_affinity_with_alpha_zero(ranks: list[tuple[int
     assert longest_prefix(matches, 12, ranks_loads, 0.5) == chosen
 
 
-@settings(derandomize=True, deadline=None)
 @given(ranks, st.floats(0.0, 4.0))
 def test_first_prefix_block_sees_only_whether_the_first_block_is_held(
     ranks: list[tuple[int, int]], alpha: float
@@ -155,7 +152,6 @@ def test_a_prompt_shorter_than_a_block_is_routed_too() -> None:
     assert work_of([0, 0], [1, 0], num_prompt_tokens=3) == 1
 
 
-@settings(derandomize=True, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 12), st.integers(0, 9), st.floats(0.0, 2.0)),
@@ -180,7 +176,6 @@ def test_work_agrees_with_the_rule_as_it_is_written(
     assert cost(chosen) == pytest.approx(min(map(cost, range(len(ranks)))), rel=1e-9)
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.integers(0, 50), st.floats(0, 1e6), st.floats(1, 1e4), st.floats(0.1, 10))
 def test_a_price_rises_with_requests_context_and_slowness(
     running: int, context: float, answer: float, factor: float

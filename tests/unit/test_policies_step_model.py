@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from homing.coordinator.backlog import Backlog, RankReport
@@ -103,7 +103,6 @@ def test_odd_sums_teach_nothing(odd: StepSums) -> None:
 counts = st.integers(0, 2**50)
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.lists(st.tuples(counts, counts, counts, counts, counts, st.floats(0, 1e9)), max_size=30))
 def test_whatever_is_reported_no_time_is_negative_or_odd(
     reports: list[tuple[int, int, int, int, int, float]],

@@ -93,7 +93,7 @@ def test_a_schema_can_ask_for_its_own_white_space(compiler):
     assert not fits(compiler, definition, "[1, 2]")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=5))
 def test_any_text_can_be_a_choice_and_nothing_else_is(compiler, choices):
     definition = Choice(tuple(choices))

@@ -130,7 +130,7 @@ def parse_or_wire_error(frames: list[bytes]) -> None:
     assert parse(pack(message)) == message
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 @given(st.lists(st.binary(max_size=64), max_size=5))
 def test_random_frames_never_raise_anything_but_a_wire_error(frames):
     parse_or_wire_error(frames)
@@ -173,7 +173,7 @@ def mutate(rng: random.Random, frames: list[bytes]) -> None:
     frames[index] = bytes(data)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.binary(max_size=100))
 def test_random_payloads_never_raise_anything_but_a_wire_error(data):
     for kind in (dict, list[int], FleetState):
