@@ -161,7 +161,8 @@ class Trainer:
         for step in range(settings.optimizer_steps):
             ratios = (self._log_probs(batch.tokens) - batch.log_probs).exp()
             if step == 0:
-                fresh = ratios[batch.epochs == self._epoch]
+                # Of answers that these weights began: what others began, they go on with as it is.
+                fresh = ratios[(batch.epochs == self._epoch).all(1)]
                 first_ratio_error = (fresh - 1).abs().max().item() if len(fresh) else 0.0
             clipped = ratios.clamp(1 - settings.clip, 1 + settings.clip)
             loss = -torch.minimum(ratios * advantages, clipped * advantages).mean()

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from homing.engine.attention.reference import paged_attention, write_cache
+from homing.engine.attention.reference import paged_attention
 from homing.engine.batch import Batch
+from homing.engine.kv_cache import write_slots
 from tests.support.batches import int32
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 6, 2, 16, 4
@@ -37,8 +38,8 @@ def test_rows_of_several_requests_attend_to_their_own_context(window: int | None
         keys, values = torch.randn(2, length, NUM_KV_HEADS, HEAD_DIM)
         positions = torch.arange(length)
         slots = tables[request, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
-        write_cache(cache[0], keys, slots)
-        write_cache(cache[1], values, slots)
+        write_slots(cache[0], keys, slots)
+        write_slots(cache[1], values, slots)
         contexts.append((keys, values))
     rows = [(0, 298), (1, 6), (0, 299), (1, 0)]  # request, position
     queries = torch.randn(len(rows), NUM_HEADS, HEAD_DIM)

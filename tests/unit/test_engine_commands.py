@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 from homing.engine.commands import Commands
 from homing.engine.engine import Engine
+from homing.engine.weight_update.staging import StagedWeights
 from homing.params import SamplingParams
 from homing.wire import (
     Command,
@@ -38,6 +40,15 @@ class Driver:
         self.sequence = 0
         self._woken = threading.Event()
         self.engine.wake = self._woken.set
+        # An update is prepared when `later` is called, not sooner: tests do not race with it.
+        self._may_prepare = threading.Event()
+        stage = self.engine.lifecycle.stage
+
+        def stage_later(*arguments: Any, **keywords: Any) -> StagedWeights:
+            assert self._may_prepare.wait(30)
+            return stage(*arguments, **keywords)
+
+        self.engine.lifecycle.stage = stage_later
 
     def tell(self, command: Command, arguments: object = None) -> list[ControlDone]:
         self.sequence += 1
@@ -46,8 +57,10 @@ class Driver:
 
     def later(self) -> list[ControlDone]:
         """The answers to what was prepared on the other thread."""
+        self._may_prepare.set()
         assert self._woken.wait(30)
         self._woken.clear()
+        self._may_prepare.clear()
         return self.commands.poll()
 
 
