@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from homing.frontend.tokenizing import TokenizerThread
 from homing.wire import Finish, FinishReason
 from tests.support.byte_model import BOS, EOS, byte_id, byte_ids
 from tests.support.fake_fleet import LENGTH, log_prob_of, parts, says
@@ -340,3 +341,20 @@ async def test_a_body_needs_no_content_type(tmp_path):
         for headers in ({}, {"Content-Type": "text/plain"}):
             response = await frontend.http.post(URL, content=b'{"prompt": "x"}', headers=headers)
             assert strict_json(response.text)["choices"][0]["text"] == "x"
+
+
+async def test_a_short_prompt_does_not_wait_for_long_ones_to_be_tokenized(tmp_path, monkeypatch):
+    gate, run = asyncio.Event(), TokenizerThread.run
+
+    async def run_later(thread, job):
+        await gate.wait()
+        return await run(thread, job)
+
+    monkeypatch.setattr(TokenizerThread, "run", run_later)
+    async with serving(tmp_path, says(byte_ids("x")), max_context_tokens=2**20) as frontend:
+        long = asyncio.create_task(frontend.post(URL, {"prompt": "a" * 5000}))
+        short = await frontend.post(URL, {"prompt": "a"})
+        assert short["choices"][0]["text"] == "x"
+        assert not long.done()
+        gate.set()
+        assert (await long)["usage"]["prompt_tokens"] >= 5000

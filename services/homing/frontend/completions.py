@@ -10,7 +10,7 @@ from homing.frontend.openai.requests import CompletionRequest
 from homing.frontend.openai.sampling import MAX_CHOICES, completion_params
 from homing.frontend.service import ServedModel
 from homing.frontend.stream import Job
-from homing.frontend.tokenizing import Prompt, encode_within
+from homing.frontend.tokenizing import SHORT_PROMPT, Prompt, encode_within
 from homing.tokenizer import Tokenizer
 
 
@@ -49,9 +49,13 @@ async def completion_prompts(request: CompletionRequest, model: ServedModel) -> 
             f"{len(given) * request.num_choices} choices; the limit is {MAX_CHOICES}",
             field="prompt",
         )
-    return await model.thread.run(
-        lambda tokenizer: [_prompt(prompt, model, tokenizer) for prompt in given]
-    )
+
+    def read(tokenizer: Tokenizer) -> list[Prompt]:
+        return [_prompt(prompt, model, tokenizer) for prompt in given]
+
+    if sum(map(len, given)) <= SHORT_PROMPT:
+        return read(model.tokenizer)
+    return await model.thread.run(read)
 
 
 def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:

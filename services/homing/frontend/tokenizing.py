@@ -1,7 +1,8 @@
 """The one thread that encodes prompts and renders chats, away from the event loop.
 
 A long prompt takes it a while; meanwhile other streams go on, since text for them is decoded on the
-loop with a tokenizer of its own.
+loop with a tokenizer of its own. A short text is encoded there, too: to hand it over would take the
+loop longer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import TypeVar
 from homing.errors import ContextLengthExceeded, Overloaded
 from homing.tokenizer import Tokenizer
 
+SHORT_PROMPT = 1024
+"""Characters, or token ids, that are encoded on the event loop: less than half a millisecond."""
 MAX_WAITING = 1024
 """Jobs that may wait for the thread; more are refused."""
 
