@@ -58,7 +58,7 @@ def test_an_empty_message_makes_nobody_an_engine() -> None:
     assert (peer, refusal.reason) == (b"c1", LostReason.NO_RANK)
 
 
-def test_a_hundred_thousand_mutated_messages_raise_nothing() -> None:
+def test_many_thousand_mutated_messages_raise_nothing() -> None:
     random_ = random.Random(3)
     samples = [
         pack(message)
@@ -76,7 +76,7 @@ def test_a_hundred_thousand_mutated_messages_raise_nothing() -> None:
         )
     ]
     fleet = Fleet()
-    for _ in range(100_000):
+    for _ in range(20_000):
         frames = [bytearray(frame) for frame in random_.choice(samples)]  # type: ignore[arg-type]
         for _ in range(random_.randint(0, 3)):
             frame = random_.choice(frames)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from homing.engine.weight_update import open_source, stage
 from homing.engine.weight_update.arena import ALIGNMENT, Arena
-from homing.engine.weight_update.files import PIECE_BYTES, WeightFile
+from homing.engine.weight_update.files import PIECE_BYTES, WeightFile, _lease
 from homing.errors import InvalidRequest
 from homing.wire import UpdateWeights, WeightSource
 from tests.support.backends import load_backend
@@ -70,16 +72,36 @@ def test_what_is_no_file_of_float_tensors_is_refused(tmp_path: Path) -> None:
         WeightFile(integers)
 
 
+@pytest.mark.parametrize("still_open", [False, True])
 def test_a_file_that_becomes_shorter_is_an_error_and_not_the_end_of_the_process(
-    tmp_path: Path,
+    tmp_path: Path, still_open: bool
 ) -> None:
+    """Whether it is mapped, or read because somebody may still write to it."""
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.randn(PIECE_BYTES // 2)}, path)
     file = WeightFile(path)
-    with path.open("rb+") as shortened:
+    with ExitStack() as stack:
+        shortened = stack.enter_context(path.open("rb+"))
         shortened.truncate(PIECE_BYTES)
-    with pytest.raises(InvalidRequest, match="became shorter while it was read"):
-        list(file.read())
+        if not still_open:
+            shortened.close()
+        with pytest.raises(InvalidRequest, match=r"became shorter (before|while) it was read"):
+            list(file.read())
+
+
+def test_while_a_file_is_mapped_nobody_can_shorten_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(10))
+    with path.open("rb") as file:
+        if not _lease(file):
+            pytest.skip("this system gives no leases")
+        with pytest.raises(BlockingIOError):
+            os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK)
+    with path.open("rb+") as unlocked:
+        unlocked.truncate(5)
+    with path.open("rb+") as writer, path.open("rb") as file:
+        assert not _lease(file), "somebody may write to it"
+        assert writer.writable()
 
 
 def test_names_and_shapes_are_checked_before_a_file_is_read(

@@ -1,18 +1,23 @@
 """Reads safetensors files whole, into memory of their own.
 
-Not by mapping them, as a model is loaded: mapping a file of shared memory costs more than copying
-it, and a file that gets shorter under a mapping ends the process.
+Mapping a file and copying from there takes less than half as long as reading it. But a file that
+gets shorter under a mapping ends the process, so it is mapped only under a lease, during which the
+system makes whoever wants to shorten it wait.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import mmap
 import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -71,8 +76,21 @@ class WeightFile:
             yield name, raw.view(entry.dtype).view(entry.shape)
 
     def _fill(self, data: Tensor) -> None:
+        with self._path.open("rb") as file:
+            if not _lease(file):
+                self._read_into(data, file)
+                return
+            if os.fstat(file.fileno()).st_size < self._data_start + len(data):
+                raise InvalidRequest(f"{self._path} became shorter before it was read")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+                # Of numpy, since torch would keep the mapping from being closed for a while.
+                there = np.frombuffer(mapped, np.uint8, len(data), self._data_start)
+                data.copy_(torch.from_numpy(there))
+                del there
+
+    def _read_into(self, data: Tensor, file: BinaryIO) -> None:
         view = memoryview(data.numpy().data)
-        with self._path.open("rb") as file, ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
 
             def fill(start: int) -> None:
                 end = min(start + PIECE_BYTES, len(view))
@@ -84,6 +102,21 @@ class WeightFile:
                     start += num_read
 
             list(pool.map(fill, range(0, len(view), PIECE_BYTES)))
+
+
+def _lease(file: BinaryIO) -> bool:
+    """Whether nobody can shorten the file, or write to it, until it is closed here. They wait, for
+    `/proc/sys/fs/lease-break-time` at most, which is 45 s. Not for files of others, of some file
+    systems, or that somebody has open for writing."""
+    if not hasattr(fcntl, "F_SETLEASE"):
+        return False
+    try:
+        # The signal that tells of who waits would end the process by default.
+        fcntl.fcntl(file.fileno(), fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(file.fileno(), fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError:
+        return False
+    return True
 
 
 def _entry(name: str, facts: dict[str, Any]) -> _Entry:
