@@ -64,6 +64,16 @@ class Request:
     """Mutable, and owned by one engine: its scheduler moves the marks, itself appends tokens."""
 
     has_answered = False
+    phase = Phase.WAITING
+    num_cached = 0
+    num_computed = 0
+    num_blocks = 0
+    num_shared_tokens = 0
+    """`[0, num_shared_tokens)` lie in blocks found in the cache, which are never written."""
+    num_registered = 0  # how many of its first blocks are in the prefix index
+    num_cached_at_start: int | None = None  # None until first admitted
+    saved_kv: SavedKV | None = None  # what it had computed when it was preempted
+    grammar: GrammarState | None = None  # of its structured output, once that is compiled
     queued_at: float | None = None  # when it was added, until a step has a part of it
 
     # The scheduler's notes.
@@ -104,21 +114,15 @@ class Request:
         self.seed = seed
         self.greedy = sampling.greedy or sampling.temperature < MIN_TEMPERATURE
         self.has_penalties = _has_penalties(sampling)
-        self.phase = Phase.WAITING
         self.num_tokens = len(prompt)
         self.num_submitted = len(prompt)
         self.num_prompt = len(prompt) - num_resumed
         self.max_tokens = len(prompt) + max_new_tokens
         self.generates = max_new_tokens > 0  # if not, it is there to score its prompt
-        self.num_cached = 0
-        self.num_computed = 0
         self.stop_token_ids = stop_token_ids
         self.stop_words = stop_words
         self.bad_words = bad_words
-        self.grammar: GrammarState | None = None  # of its structured output, once that is compiled
         self.prompt_scores = PromptScores(self.num_prompt, sampling.top_n_logprobs)
-        self.num_cached_at_start: int | None = None  # None until first admitted
-        self.saved_kv: SavedKV | None = None  # what it had computed when it was preempted
         self.priority = priority
 
         self._tokens = np.empty(self.max_tokens, np.int32)
@@ -127,10 +131,6 @@ class Request:
         self._cache_salt = cache_salt
         self._salt = prefix_salt(epoch=epoch, cache_salt=cache_salt)
         self.block_table = np.zeros(-(-self.max_tokens // block_size), np.int32)
-        self.num_blocks = 0
-        self.num_shared_tokens = 0
-        """`[0, num_shared_tokens)` lie in blocks found in the cache, which are never written."""
-        self.num_registered = 0  # how many of its first blocks are in the prefix index
         self.shares_prefix = shares_prefix
         self.registers_blocks = shares_prefix
         self.hashes: list[BlockHash] = []

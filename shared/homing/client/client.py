@@ -1,9 +1,8 @@
 """Client: submits requests to the fleet and sees each through to its one end.
 
 What a dead engine was working on is submitted again, prompt and received tokens, as the next
-attempt. After a rejoin everything unfinished is. Every request that `submit` returned ends
-exactly once, with tokens or an error, also when nothing answers any more: then after
-`patience_s`.
+attempt. After a rejoin everything unfinished is. Every request that `submit` returned ends once,
+with tokens or an error, also when nothing answers any more: then after `patience_s`.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from homing.errors import (
     Unavailable,
 )
 from homing.params import SamplingParams
-from homing.prefix import block_hashes, prefix_salt, routing_points
+from homing.prefix import prefix_salt, routing_hashes
 from homing.transport import read_keys
 from homing.wire import (
     Abort,
@@ -119,11 +118,8 @@ class Client:
 
     async def wait_for_ranks(self, num_ranks: int, timeout_s: float = 300.0) -> None:
         """Until so many engine ranks serve; `Unavailable` after `timeout_s`."""
-        await self._session.until(
-            lambda: self.fleet.live_ranks >= num_ranks,
-            timeout_s,
-            f"not all of {num_ranks} engine ranks serve",
-        )
+        missing = f"not all of {num_ranks} engine ranks serve"
+        await self._session.until(lambda: self.fleet.live_ranks >= num_ranks, timeout_s, missing)
 
     async def close(self) -> None:
         """Leave: unfinished requests are aborted and fail with `Unavailable`. Idempotent."""
@@ -364,8 +360,8 @@ class Client:
         )
 
     def _names(self, generation: Generation) -> dict[str, Any]:
-        name = request_name(self._session.uid, generation.request_id)
-        return {"request": name, "attempt": generation.attempt}
+        ids = self._session.uid, generation.request_id
+        return {"request": request_name(*ids), "attempt": generation.attempt}
 
     def _send_submit(self, generation: Generation) -> None:
         tokens = generation.tokens
@@ -394,8 +390,7 @@ class Client:
         if not fleet.reads_prefixes or fleet.card is None:
             return None
         salt = prefix_salt(epoch=fleet.epoch, cache_salt=cache_salt)
-        hashes = block_hashes(tokens, fleet.card.block_size, salt)
-        return b"".join(hashes[depth - 1] for depth in routing_points(len(hashes)))
+        return routing_hashes(tokens, fleet.card.block_size, salt)
 
     def _send_abort(self, generation: Generation) -> None:
         self._session.send(Abort(self._session.uid, generation.request_id, generation.attempt))

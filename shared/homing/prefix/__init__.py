@@ -5,7 +5,12 @@ one name everywhere. Knows nothing of requests, ranks or tensors.
 """
 
 from homing.prefix.hashing import DIGEST_BYTES, BlockHash, block_hashes, extend_hashes, prefix_salt
-from homing.prefix.points import last_common_point, num_routing_points, routing_points
+from homing.prefix.points import (
+    last_common_point,
+    num_routing_points,
+    routing_hashes,
+    routing_points,
+)
 
 __all__ = [
     "DIGEST_BYTES",
@@ -15,5 +20,6 @@ __all__ = [
     "last_common_point",
     "num_routing_points",
     "prefix_salt",
+    "routing_hashes",
     "routing_points",
 ]

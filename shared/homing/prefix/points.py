@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from homing.prefix.hashing import block_hashes
+
 DENSE_UNTIL, COARSE_STEP = 16, 16
 COARSE_UNTIL, SPARSE_STEP = 512, 64
 
@@ -36,3 +38,9 @@ def last_common_point(num_blocks: int) -> int:
 
 def num_routing_points(num_blocks: int) -> int:
     return len(routing_points(num_blocks))
+
+
+def routing_hashes(tokens: bytes, block_size: int, salt: bytes = b"") -> bytes:
+    """The hashes of a prompt's blocks at its routing points, joined, as a Submit carries them."""
+    hashes = block_hashes(tokens, block_size, salt)
+    return b"".join(hashes[depth - 1] for depth in routing_points(len(hashes)))
