@@ -17,7 +17,7 @@ from homing.coordinator.events import (
     read_event,
 )
 from homing.coordinator.state import Coordinator
-from homing.prefix import block_hashes, routing_points
+from homing.prefix import routing_hashes
 from homing.wire import (
     PROTOCOL_VERSION,
     FinishedRequest,
@@ -51,11 +51,6 @@ def tokens(*ids: int) -> bytes:
     return b"".join(i.to_bytes(4, "little") for i in ids)
 
 
-def routing_hashes(prompt: bytes) -> bytes:
-    hashes = block_hashes(prompt, BLOCK_SIZE)
-    return b"".join(hashes[depth - 1] for depth in routing_points(len(hashes)))
-
-
 def engine_hello(uid: int, rank: int | None = None, **fields: Any) -> Hello:
     return Hello(
         PROTOCOL_VERSION,
@@ -87,7 +82,7 @@ def submit(
         "max_new_tokens": 8,
         "prompt": prompt,
         "sampling": b"\x80",
-        "block_hashes": routing_hashes(prompt) if hashed else None,
+        "block_hashes": routing_hashes(prompt, BLOCK_SIZE) if hashed else None,
     }
     return Submit(client, request_id, attempt, **(values | fields))
 

@@ -233,11 +233,18 @@ async def test_a_restarted_coordinator_gets_every_unfinished_request_again():
         assert hello.incarnation == 1
         coordinator.heard.append((sender, hello))
         await coordinator.welcome(live_ranks=0)
-        # No engine has rejoined: the request waits, it does not fail.
+        # No engine has rejoined: the request waits, it does not fail. So does a new one.
         coordinator.send(peer, fleet(live_ranks=0, sequence=1))
+        while client.fleet.live_ranks:
+            await asyncio.sleep(0.01)
+        later = client.submit(uint32(7), SamplingParams())
         coordinator.send(peer, fleet(live_ranks=1, sequence=2))
         _, again = await coordinator.next(Submit)
         assert (again.attempt, again.num_resumed_tokens) == (1, 1)
+        _, second = await coordinator.next(Submit)
+        answer = Delta(second.request_id, second.attempt, uint32(3), finish=STOPPED)
+        coordinator.send(peer, output(client, answer))
+        assert [p.token_ids for p in await parts_of(later)] == [[3]]
         coordinator.send(peer, output(client, Delta(rid, 1, uint32(2), finish=STOPPED)))
         assert [p.token_ids for p in await parts_of(generation)] == [[10], [2]]
         await client.close()

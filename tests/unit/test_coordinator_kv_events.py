@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from homing.coordinator.kv_events import MAX_DIGESTS
+from homing.prefix import routing_hashes
 from homing.wire import Control, FleetState, KvEvents, Message, Pause, Submit, pack_payload
 from homing.wire.commands import Command
-from tests.support.coordinator_fleet import Fleet, output, routing_hashes, submit, tokens
+from tests.support.coordinator_fleet import BLOCK_SIZE, Fleet, output, submit, tokens
 
 PROMPT = tokens(*range(17))  # of four blocks
-HASHES = routing_hashes(PROMPT)
+HASHES = routing_hashes(PROMPT, BLOCK_SIZE)
 
 
 def fleet_of_two(**settings: object) -> Fleet:

@@ -17,8 +17,9 @@ from homing.coordinator.routing import POLICY_NAMES
 from homing.coordinator.server import Server
 from homing.coordinator.state import Coordinator
 from homing.errors import ConfigError
+from homing.prefix import routing_hashes
 from homing.wire import Heartbeat, KvEvents, pack_payload
-from tests.support.coordinator_fleet import Fleet, output, routing_hashes, submit, tokens
+from tests.support.coordinator_fleet import BLOCK_SIZE, Fleet, output, submit, tokens
 
 
 class Recorded:
@@ -81,7 +82,7 @@ class Recorded:
 
     def correct(self) -> None:
         """A rank lost the one kind of prompts, and holds the other."""
-        stored, dropped = (routing_hashes(tokens(*[kind] * 300)) for kind in (1, 2))
+        stored, dropped = (routing_hashes(tokens(*[kind] * 300), BLOCK_SIZE) for kind in (1, 2))
         events = KvEvents(1, len(dropped) // 16, pack_payload([stored]), dropped)
         self.fleet.say(b"e%d" % self.random.randrange(4), events)
 

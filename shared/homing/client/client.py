@@ -31,7 +31,6 @@ from homing.errors import (
     Unavailable,
 )
 from homing.params import SamplingParams
-from homing.prefix import prefix_salt, routing_hashes
 from homing.transport import read_keys
 from homing.wire import (
     Abort,
@@ -177,7 +176,10 @@ class Client:
             forget=self._forget,
         )
         self._generations[generation.request_id] = generation
-        self._send_submit(generation)
+        if self._session.awaits_ranks:  # as those wait that were there before
+            self._wait_for_rank(generation)
+        else:
+            self._send_submit(generation)
         log.debug("submitted", extra=self._names(generation) | {"external_id": external_id})
         return generation
 
@@ -344,7 +346,8 @@ class Client:
     def _require_service(self) -> ModelCard:
         if not self.fleet.connected:
             raise Unavailable("the coordinator does not answer")
-        if self.fleet.card is None or not self.fleet.live_ranks:
+        is_served = self.fleet.live_ranks or self._session.awaits_ranks
+        if self.fleet.card is None or not is_served:
             raise Unavailable("no engine is serving")
         return self.fleet.card
 
@@ -380,17 +383,9 @@ class Client:
                 tenant=generation.tenant,
                 prompt=tokens,
                 sampling=generation.params.to_bytes(),
-                block_hashes=self._routing_hashes(tokens, generation.cache_salt),
+                block_hashes=self.fleet.routing_hashes(tokens, generation.cache_salt),
             )
         )
-
-    def _routing_hashes(self, tokens: bytes, cache_salt: str) -> bytes | None:
-        """The digests at the prompt's routing points; None when the policy does not read them."""
-        fleet = self.fleet
-        if not fleet.reads_prefixes or fleet.card is None:
-            return None
-        salt = prefix_salt(epoch=fleet.epoch, cache_salt=cache_salt)
-        return routing_hashes(tokens, fleet.card.block_size, salt)
 
     def _send_abort(self, generation: Generation) -> None:
         self._session.send(Abort(self._session.uid, generation.request_id, generation.attempt))

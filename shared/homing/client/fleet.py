@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from homing.prefix import prefix_salt, routing_hashes
 from homing.wire import Fleet, FleetState, ModelCard, Payload, RankInfo, Welcome, read_payload
 
 
@@ -38,6 +39,13 @@ class FleetView:
             ranks=_read_or(message.ranks, list[RankInfo], self.ranks) or [],
             card=_read_or(message.model_card, ModelCard, self.card),
         )
+
+    def routing_hashes(self, tokens: bytes, cache_salt: str) -> bytes | None:
+        """The hashes at the prompt's routing points; None when the policy does not read them."""
+        if not self.reads_prefixes or self.card is None:
+            return None
+        salt = prefix_salt(epoch=self.epoch, cache_salt=cache_salt)
+        return routing_hashes(tokens, self.card.block_size, salt)
 
 
 T = TypeVar("T")

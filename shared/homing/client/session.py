@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
+from math import inf
 from typing import Any
 
 from msgspec import Struct
@@ -60,6 +61,8 @@ from homing.wire import (
 log = logging.getLogger(__name__)
 
 HELLO_RETRY_S = 1.0
+RANKS_RETURN_S = 10.0
+"""In which the ranks rejoin a coordinator that was restarted, if they are there at all."""
 DRAIN_GRACE_S = 10.0
 """Beyond its time, for a rank that drains to end its step and say Goodbye."""
 SILENCE_S = 5.0
@@ -98,6 +101,7 @@ class Session:
         self._counters = counters
         self._incarnation = 0
         self._welcomed = False
+        self._rejoined_at = -inf
         self._heartbeat_s = HELLO_RETRY_S
         self._last_heard = 0.0
         self._failure: HomingError | None = None
@@ -157,6 +161,12 @@ class Session:
     def silence_s(self) -> float:
         """Seconds since the coordinator's last word."""
         return self._loop.time() - self._last_heard
+
+    @property
+    def awaits_ranks(self) -> bool:
+        """The coordinator was met anew, and the ranks that it should have are yet to come."""
+        lately = self._loop.time() - self._rejoined_at < RANKS_RETURN_S
+        return lately and not self.fleet.live_ranks
 
     def send(self, message: Message) -> None:
         """Queue a message; a closed session drops it."""
@@ -251,6 +261,8 @@ class Session:
         again = not self._welcomed and self._incarnation > 0
         self._welcomed = True
         self._heartbeat_s = message.heartbeat_s
+        if again:
+            self._rejoined_at = self._loop.time()
         self._set_fleet(self.fleet.updated(message))
         if again:
             log.info("rejoined the coordinator")
