@@ -22,7 +22,7 @@ from typing import Any
 
 import tyro
 
-from homing.bench.coordinator_peers import BLOCK_SIZE
+from homing.bench.engine_peer import BLOCK_SIZE
 from homing.bench.processes import Processes, cpu_seconds, processes
 from homing.prefix import num_routing_points
 

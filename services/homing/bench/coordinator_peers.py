@@ -20,6 +20,7 @@ from itertools import count
 import tyro
 from typing_extensions import Buffer
 
+from homing.bench.engine_peer import BLOCK_SIZE, HEARTBEAT_S, join_as_engine
 from homing.observe import watch_lifeline
 from homing.prefix import DIGEST_BYTES, num_routing_points
 from homing.transport import Dealer, Router, peer_identity
@@ -32,7 +33,6 @@ from homing.wire import (
     Heartbeat,
     Hello,
     Lost,
-    ModelCard,
     Output,
     Role,
     Submit,
@@ -43,8 +43,6 @@ from homing.wire import (
     read_payload,
 )
 
-BLOCK_SIZE = 16
-HEARTBEAT_S = 0.5
 POOL_SIZE = 64
 """Prompts that a client sends again and again: a prompt of these is a full prefix hit."""
 
@@ -58,20 +56,7 @@ class Engine:
     lifeline_fd: int
 
     def run(self) -> None:
-        uid = secrets.randbits(63)
-        dealer = Dealer(self.address, peer_identity(Role.ENGINE.value, uid))
-        card = ModelCard(
-            name="bench",
-            tokenizer_dir="",
-            max_context_tokens=2**20,
-            vocab_size=2**17,
-            eos_token_ids=(),
-            block_size=BLOCK_SIZE,
-        )
-        hello = Hello(
-            PROTOCOL_VERSION, Role.ENGINE, uid, 0, self.rank, model_card=pack_payload(card)
-        )
-        dealer.send(pack(hello))
+        dealer = join_as_engine(self.address, self.rank)
         next_beat = time.monotonic()
         while True:
             for frames in dealer.receive(HEARTBEAT_S):

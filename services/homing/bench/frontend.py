@@ -176,7 +176,7 @@ def _wait_until_ready(url: str) -> None:
                 if response.status == 200:
                     return
         except urllib.error.HTTPError:
-            time.sleep(0.05)
+            time.sleep(0.05)  # it answers, and is not ready: all one can do is ask again
     raise SystemExit(f"{url} is not ready after {READY_S:g} s")
 
 

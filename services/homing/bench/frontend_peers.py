@@ -21,30 +21,24 @@ from urllib.parse import urlsplit
 
 import tyro
 
+from homing.bench.engine_peer import HEARTBEAT_S, join_as_engine
 from homing.client import Client
 from homing.observe import watch_lifeline
 from homing.params import SamplingParams
-from homing.transport import Dealer, peer_identity
+from homing.transport import Dealer
 from homing.wire import (
-    PROTOCOL_VERSION,
     Abort,
     Delta,
     Finish,
     FinishedRequest,
     FinishReason,
     Heartbeat,
-    Hello,
-    ModelCard,
     Output,
-    Role,
     Submit,
     pack,
     pack_payload,
     parse,
 )
-
-HEARTBEAT_S = 0.5
-MAX_CONTEXT_TOKENS = 2**20
 
 
 @dataclass
@@ -67,19 +61,7 @@ class Engine:
     lifeline_fd: int
 
     def run(self) -> None:
-        uid = secrets.randbits(63)
-        dealer = Dealer(self.address, peer_identity(Role.ENGINE.value, uid))
-        card = ModelCard(
-            name="bench",
-            tokenizer_dir=self.tokenizer_dir,
-            max_context_tokens=MAX_CONTEXT_TOKENS,
-            vocab_size=2**17,
-            eos_token_ids=(),
-            block_size=16,
-        )
-        dealer.send(
-            pack(Hello(PROTOCOL_VERSION, Role.ENGINE, uid, 0, 0, model_card=pack_payload(card)))
-        )
+        dealer = join_as_engine(self.address, 0, tokenizer_dir=self.tokenizer_dir)
         running: dict[tuple[int, int], Running] = {}
         now = time.monotonic()
         next_beat = next_step = now
