@@ -42,16 +42,12 @@ def prefix_affinity(
     if len(matches) == 1:
         return loads.least_loaded(matches[0].slots)
     weight = alpha / max(loads.floor, loads.mean)
-    best_rank, best = None, Slot(0)
-    for match in matches:
-        slot = loads.least_loaded(match.slots)
-        load = loads.load(slot)
-        held = match.num_blocks / num_prompt_blocks if match.num_blocks else 0.0
-        rank = (held - weight * load, -load, -loads.turn(slot))
-        if best_rank is None or rank > best_rank:
-            best_rank, best = rank, slot
-    assert best_rank is not None, "no rank to choose from"
-    return best
+    slots = [loads.least_loaded(match.slots) for match in matches]
+    ranks = [
+        (match.num_blocks / num_prompt_blocks - weight * loads.load(slot), -loads.order(slot))
+        for match, slot in zip(matches, slots, strict=True)
+    ]
+    return slots[ranks.index(max(ranks))]
 
 
 def longest_prefix(
