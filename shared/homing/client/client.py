@@ -20,9 +20,10 @@ from msgspec import Struct
 
 from homing.client.checks import check_request, check_urgency
 from homing.client.fleet import FleetView
-from homing.client.generation import TOKEN_BYTES, Generation, external_digest
+from homing.client.generation import Generation, external_digest
 from homing.client.refusals import MAY_PASS, error_of
 from homing.client.session import Session
+from homing.client.submitter import Submitter
 from homing.client.suspects import Suspects
 from homing.errors import (
     HomingError,
@@ -44,7 +45,6 @@ from homing.wire import (
     Pause,
     PauseMode,
     SetEpoch,
-    Submit,
     Suspend,
     UpdateWeights,
     WeightsMode,
@@ -97,6 +97,7 @@ class Client:
             counters=counters,
             keys=read_keys(keys, "client") if keys else None,
         )
+        self._submitter = Submitter(self._session)
 
     @property
     def fleet(self) -> FleetView:
@@ -122,6 +123,7 @@ class Client:
 
     async def close(self) -> None:
         """Leave: unfinished requests are aborted and fail with `Unavailable`. Idempotent."""
+        self._submitter.close()
         self._session.close()
         self._fail_all(Unavailable("the client was closed: its process is shutting down"))
 
@@ -179,7 +181,7 @@ class Client:
         if self._session.awaits_ranks:  # as those wait that were there before
             self._wait_for_rank(generation)
         else:
-            self._send_submit(generation)
+            self._submitter.send(generation)
         log.debug("submitted", extra=self._names(generation) | {"external_id": external_id})
         return generation
 
@@ -197,6 +199,7 @@ class Client:
         Raises `NotAllowed` when the fleet's state forbids it, `CommandFailed` when a rank could not
         carry it out, `Unavailable` when no answer comes in time: the command goes on then.
         """
+        await self._submitter.flush()
         return await self._session.control(command, arguments, timeout_s)
 
     async def pause(
@@ -257,6 +260,7 @@ class Client:
         Returns how many there were. Each ends as `Generation.abort` would end it. Raises
         `Unavailable`.
         """
+        await self._submitter.flush()
         digest = None if external_id is None else external_digest(external_id)
         return await self._session.abort_matching(digest, timeout_s)
 
@@ -308,6 +312,7 @@ class Client:
 
     def _wait_for_rank(self, generation: Generation) -> None:
         generation.homeless_since = generation.homeless_since or self._session.now()
+        self._submitter.withdraw(generation)
         self._homeless[generation.request_id] = generation
 
     def _on_fleet(self) -> None:
@@ -334,6 +339,7 @@ class Client:
 
     def _forget(self, generation: Generation) -> None:
         self._generations.pop(generation.request_id, None)
+        self._submitter.withdraw(generation)
         self._homeless.pop(generation.request_id, None)
         self._suspects.cleared(generation, self._session.now())
 
@@ -356,7 +362,7 @@ class Client:
             generation.end_aborted()
             return
         generation.attempt += 1
-        self._send_submit(generation)
+        self._submitter.send(generation)
         log.info(
             "submitted again",
             extra=self._names(generation) | {"received_tokens": generation.num_resumed_tokens},
@@ -366,28 +372,10 @@ class Client:
         ids = self._session.uid, generation.request_id
         return {"request": request_name(*ids), "attempt": generation.attempt}
 
-    def _send_submit(self, generation: Generation) -> None:
-        tokens = generation.tokens
-        self._session.send(
-            Submit(
-                client=self._session.uid,
-                request_id=generation.request_id,
-                attempt=generation.attempt,
-                num_prompt_tokens=len(tokens) // TOKEN_BYTES,
-                num_resumed_tokens=generation.num_resumed_tokens,
-                max_new_tokens=generation.max_new_tokens,
-                cache_salt=generation.cache_salt,
-                external_digest=generation.external_digest,
-                priority=generation.priority,
-                deadline_s=generation.remaining_s(self._session.now()),
-                tenant=generation.tenant,
-                prompt=tokens,
-                sampling=generation.params.to_bytes(),
-                block_hashes=self.fleet.routing_hashes(tokens, generation.cache_salt),
-            )
-        )
-
     def _send_abort(self, generation: Generation) -> None:
+        if self._submitter.withdraw(generation):
+            generation.end_aborted()
+            return
         self._session.send(Abort(self._session.uid, generation.request_id, generation.attempt))
         if generation.request_id in self._homeless:
             generation.end_aborted()

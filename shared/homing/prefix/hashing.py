@@ -49,8 +49,7 @@ def extend_hashes(
     parent: bytes = known[-1] if known else b""
     hashes: list[BlockHash] = []
     for start in range(len(known) * step, len(view) - step + 1, step):
-        digest = blake2b(parent, digest_size=DIGEST_BYTES, key=salt)
-        digest.update(view[start : start + step])
-        parent = digest.digest()
+        block = parent + view[start : start + step]
+        parent = blake2b(block, digest_size=DIGEST_BYTES, key=salt).digest()
         hashes.append(BlockHash(parent))
     return hashes

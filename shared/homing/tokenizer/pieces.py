@@ -11,11 +11,11 @@ apart by the decoder that tokenizer.json declares:
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import tokenizers
 
 _FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -42,6 +42,12 @@ def _flatten(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [leaf for child in decoder["decoders"] for leaf in _flatten(child)]
 
 
+class _TokenizerFile(msgspec.Struct):
+    """What is read of a tokenizer.json; a vocabulary takes long to read and is not wanted."""
+
+    decoder: dict[str, Any] | None
+
+
 class TokenPieces:
     """Token id -> bytes, worked out when first asked for."""
 
@@ -51,7 +57,8 @@ class TokenPieces:
             token: (added.content, added.special)
             for token, added in backend.get_added_tokens_decoder().items()
         }
-        decoders = _flatten(json.loads(backend.to_str())["decoder"])
+        file = msgspec.json.decode(backend.to_str(), type=_TokenizerFile)
+        decoders = _flatten(file.decoder)
         kinds = {decoder["type"] for decoder in decoders}
         self._byte_level = "ByteLevel" in kinds
         self._byte_fallback = "ByteFallback" in kinds

@@ -1,0 +1,124 @@
+"""Prompts whose hashes are made in a thread: what is sent, when, and what never is."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from homing.client import Client, fleet, submitter
+from homing.params import SamplingParams
+from homing.prefix import routing_hashes
+from homing.wire import (
+    AbortMatched,
+    AbortMatching,
+    FinishReason,
+    Lost,
+    LostReason,
+    Rejoin,
+    Submit,
+)
+from tests.support.scripted_coordinator import CARD, ScriptedCoordinator
+
+LONG = array.array("I", range(90)).tobytes()
+SHORT = LONG[:20]
+HASHES = routing_hashes(LONG, CARD.block_size)
+PARAMS = SamplingParams(num_tokens_to_generate=1, seed=1)
+
+
+@pytest.fixture
+def gate(monkeypatch) -> Iterator[threading.Event]:
+    """What the thread waits for before it hashes a prompt."""
+    gate = threading.Event()
+
+    def gated(tokens: bytes, block_size: int, salt: bytes) -> bytes:
+        assert len(tokens) < len(LONG) or gate.wait(10)
+        return routing_hashes(tokens, block_size, salt)
+
+    monkeypatch.setattr(submitter, "LONG_PROMPT_BYTES", len(LONG))
+    monkeypatch.setattr(fleet, "routing_hashes", gated)
+    yield gate
+    gate.set()
+
+
+@pytest.fixture
+async def joined(gate) -> AsyncIterator[tuple[ScriptedCoordinator, Client, bytes]]:
+    """A coordinator, a client that has joined it, and the client's identity."""
+    with ScriptedCoordinator() as coordinator:
+        client = Client(coordinator.address)
+        starting = asyncio.create_task(client.start(30))
+        peer = await coordinator.welcome()
+        await starting
+        yield coordinator, client, peer
+        await client.close()
+
+
+async def test_a_short_prompt_overtakes_a_long_one_that_is_being_hashed(joined, gate):
+    coordinator, client, _ = joined
+    client.submit(LONG, PARAMS)
+    client.submit(SHORT, PARAMS)
+    assert (await coordinator.next(Submit))[1].prompt == SHORT
+    gate.set()
+    _, submit = await coordinator.next(Submit)
+    assert (submit.prompt, submit.block_hashes) == (LONG, HASHES)
+
+
+async def test_a_request_that_is_aborted_while_its_prompt_is_hashed_is_never_sent(joined, gate):
+    coordinator, client, _ = joined
+    aborted, cancelled = client.submit(LONG, PARAMS), client.submit(LONG, PARAMS)
+    await aborted.abort()
+    cancelled.cancel()
+    [last] = [part async for part in aborted]
+    assert last.finish is not None
+    assert last.finish.reason is FinishReason.ABORT
+    gate.set()
+    third = client.submit(LONG, PARAMS)  # hashed after them
+    assert (await coordinator.next(Submit))[1].request_id == third.request_id
+
+
+async def test_an_abort_by_name_comes_after_the_requests_submitted_before_it(joined, gate):
+    coordinator, client, peer = joined
+    client.submit(LONG, PARAMS, external_id="mine")
+    aborting = asyncio.create_task(client.abort_matching("mine"))
+    await asyncio.sleep(0)
+    gate.set()
+    _, submit = await coordinator.next(Submit)
+    _, abort = await coordinator.next(AbortMatching)
+    assert abort.external_digest == submit.external_digest
+    coordinator.send(peer, AbortMatched(abort.token, 1))
+    assert await aborting == 1
+
+
+async def test_after_a_rejoin_a_prompt_that_was_being_hashed_is_sent_once(joined, gate):
+    """Its first attempt would be one that nobody waits for."""
+    coordinator, client, peer = joined
+    client.submit(LONG, PARAMS)
+    coordinator.send(peer, Rejoin(8))
+    await coordinator.welcome()
+    gate.set()
+    _, submit = await coordinator.next(Submit)
+    assert (submit.attempt, submit.prompt) == (1, LONG)
+    client.submit(SHORT, PARAMS)
+    assert (await coordinator.next(Submit))[1].prompt == SHORT
+
+
+async def test_a_long_prompt_is_hashed_again_when_it_is_submitted_again(joined, gate):
+    coordinator, client, peer = joined
+    gate.set()
+    generation = client.submit(LONG, PARAMS)
+    _, submit = await coordinator.next(Submit)
+    coordinator.send(peer, Lost(submit.request_id, 0, LostReason.RANK_LEFT))
+    _, again = await coordinator.next(Submit)
+    assert (again.attempt, again.prompt, again.block_hashes) == (1, LONG, HASHES)
+    generation.cancel()
+
+
+async def test_closing_fails_a_request_whose_prompt_is_being_hashed(joined):
+    _, client, _ = joined
+    generation = client.submit(LONG, PARAMS)
+    await client.close()
+    with pytest.raises(Exception, match="client was closed"):
+        await anext(generation)
