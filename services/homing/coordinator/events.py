@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, cast, get_args
 
 import msgspec
+from msgspec import Struct
 from typing_extensions import Buffer
 
 from homing.errors import WireError
@@ -24,7 +25,7 @@ from homing.wire import (
 from homing.wire.messages import ToCoordinator
 
 
-class Received(NamedTuple):
+class Received(Struct, frozen=True):
     """A message came."""
 
     sender: bytes
@@ -33,14 +34,14 @@ class Received(NamedTuple):
     """As they came, metadata first, to be forwarded."""
 
 
-class Garbage(NamedTuple):
+class Garbage(Struct, frozen=True):
     """Something came that is no message to the coordinator."""
 
     sender: bytes
     reason: str
 
 
-class GarbageSubmit(NamedTuple):
+class GarbageSubmit(Struct, frozen=True):
     """A Submit that cannot be read, but for whose it is."""
 
     sender: bytes
@@ -50,7 +51,7 @@ class GarbageSubmit(NamedTuple):
     attempt: int
 
 
-class OtherVersion(NamedTuple):
+class OtherVersion(Struct, frozen=True):
     """A Hello in another version of the protocol."""
 
     sender: bytes
@@ -64,28 +65,29 @@ class Failure(Enum):
     FULL = "full"  # does not read what it is sent
 
 
-class Unsent(NamedTuple):
+class Unsent(Struct, frozen=True):
     """A message could not be sent."""
 
     peer: bytes
     failure: Failure
 
 
-class Tick(NamedTuple):
+class Tick(Struct, frozen=True):
     """Time passed."""
 
 
-Event = Received | Garbage | GarbageSubmit | OtherVersion | Unsent | Tick
+Incident = Garbage | GarbageSubmit | OtherVersion | Unsent | Tick
+Event = Received | Incident
 
 
-class Send(NamedTuple):
+class Send(Struct, frozen=True):
     """Send a message of the coordinator's own."""
 
     peer: bytes
     message: Message
 
 
-class Forward(NamedTuple):
+class Forward(Struct, frozen=True):
     """Send frames on as they came."""
 
     peer: bytes
@@ -95,6 +97,7 @@ class Forward(NamedTuple):
 Instruction = Send | Forward
 Outbox = list[Instruction]
 
+_FOR_COORDINATOR = frozenset(get_args(ToCoordinator))
 _ANYTHING: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
 
 
@@ -104,8 +107,8 @@ def read_event(sender: bytes, frames: Sequence[Buffer]) -> Event:
         message = parse(frames)
     except WireError as error:
         return _identified(sender, frames, str(error))
-    if isinstance(message, ToCoordinator):
-        return Received(sender, message, frames)
+    if type(message) in _FOR_COORDINATOR:  # a third of what `isinstance` of a union costs
+        return Received(sender, cast("ToCoordinator", message), frames)
     return Garbage(sender, f"{type(message).__name__} is not for the coordinator")
 
 

@@ -19,15 +19,14 @@ class History:
     def __init__(self, *, length: int = 200) -> None:
         self._entries: deque[tuple[object, ...]] = deque(maxlen=length)
 
-    def note(self, *what: object) -> None:
-        self._entries.append(what)
-
     def recent(self, count: int = 20) -> list[str]:
         """The last `count` entries, oldest first."""
         return [" ".join(map(str, entry)) for entry in list(self._entries)[-count:]]
 
     def next_state(self, table: Mapping[tuple[S, E], S], state: S, event: E, who: object) -> S:
-        """The state that the table gives. A missing entry is a bug of ours: `InternalError`."""
+        """The state that the table gives, the event noted. A missing entry is a bug of ours:
+        `InternalError`."""
+        self._entries.append((who, event))
         try:
             return table[state, event]
         except KeyError:

@@ -40,7 +40,6 @@ class _Books:
 
     limit: int
     """Requests that it may have."""
-    load: int = 0
     requests: int = 0
     tokens: int = 0
     """Of the prompts of its requests."""
@@ -60,9 +59,11 @@ class RankLoads:
         """The open slots that may be given another request."""
         self.total = 0
         self._books: dict[Slot, _Books] = {}
+        self._loads: dict[Slot, int] = {}
         self._turns: dict[Slot, int] = {}
         self._orders: dict[Slot, int] = {}  # slot -> its load, then its turn
         self._turn = 0
+        self.load = self._loads.__getitem__
         self.turn = self._turns.__getitem__
         """When a slot was last chosen, counted in choices; 0 is never."""
         self.order = self._orders.__getitem__
@@ -84,48 +85,48 @@ class RankLoads:
     def __contains__(self, slot: Slot) -> bool:
         return slot in self._books
 
-    def load(self, slot: Slot) -> int:
-        return self._books[slot].load
-
     def open(self, slot: Slot) -> None:
         """Let a slot be chosen, starting with no load."""
         assert slot not in self._books
         self._books[slot] = _Books(limit=self._max_requests)
-        self._turns[slot] = self._orders[slot] = 0
+        self._loads[slot] = self._turns[slot] = self._orders[slot] = 0
         self.available |= 1 << slot
 
     def close(self, slot: Slot) -> None:
         """Forget a slot. Its load must have been given back."""
-        load = self._books.pop(slot).load
+        load = self._loads.pop(slot)
         assert load == 0, f"slot {slot} closes with a load of {load}"
-        del self._turns[slot], self._orders[slot]
+        del self._books[slot], self._turns[slot], self._orders[slot]
         self.available &= ~(1 << slot)
 
     def limit(self, slot: Slot, max_requests: int) -> None:
         """Let a slot have so many requests from now on; those that it has beyond that stay."""
         books = self._books[slot]
         books.limit = max_requests
-        self._settle(slot, books)
+        self._set_available(slot, books)
 
     def charge(self, slot: Slot, amount: int = 1, tokens: int = 0) -> None:
         """Count a request that was sent to this slot, with a prompt of so many tokens."""
+        self.total += amount
+        self._turn = turn = self._turn + 1
+        self._turns[slot] = turn
+        self._loads[slot] = load = self._loads[slot] + amount
+        self._orders[slot] = load << TURN_BITS | turn
         books = self._books[slot]
-        books.load += amount
         books.requests += 1
         books.tokens += tokens
-        self.total += amount
-        self._turn = self._turns[slot] = self._turn + 1
-        self._settle(slot, books)
+        self._set_available(slot, books)
 
     def give_back(self, slot: Slot, amount: int = 1, tokens: int = 0) -> None:
         """Count a request of this slot that ended, for which so much was charged."""
+        self.total -= amount
+        self._loads[slot] = load = self._loads[slot] - amount
+        assert load >= 0, f"slot {slot} has a load of {load + amount}, not {amount} to give back"
+        self._orders[slot] = load << TURN_BITS | self._turns[slot]
         books = self._books[slot]
-        assert books.load >= amount, f"slot {slot} has a load of {books.load}, not {amount}"
-        books.load -= amount
         books.requests -= 1
         books.tokens -= tokens
-        self.total -= amount
-        self._settle(slot, books)
+        self._set_available(slot, books)
 
     def least_loaded(self, slots: int) -> Slot:
         """Of a non-empty set of open slots: the least loaded; of those, the least recently
@@ -136,9 +137,7 @@ class RankLoads:
         """Of a non-empty set of open slots: the one chosen longest ago."""
         return min(slots_of(slots), key=self.turn)
 
-    def _settle(self, slot: Slot, books: _Books) -> None:
-        """Bring what follows from a slot's books up to date."""
-        self._orders[slot] = books.load << TURN_BITS | self._turns[slot]
+    def _set_available(self, slot: Slot, books: _Books) -> None:
         if books.requests < books.limit and books.tokens < self._max_tokens:
             self.available |= 1 << slot
         else:
@@ -146,10 +145,11 @@ class RankLoads:
 
     def check(self) -> None:
         """Assert that the containers agree."""
-        assert self.total == sum(books.load for books in self._books.values())
+        assert self.total == sum(self._loads.values())
+        assert self._books.keys() == self._loads.keys()
         assert self._books.keys() == self._turns.keys() == self._orders.keys()
         for slot, books in self._books.items():
-            assert self._orders[slot] == books.load << TURN_BITS | self._turns[slot]
+            assert self._orders[slot] == self._loads[slot] << TURN_BITS | self._turns[slot]
             has_place = books.requests < books.limit and books.tokens < self._max_tokens
             assert bool(self.available >> slot & 1) == has_place
         assert self.available.bit_length() <= max(self._books, default=-1) + 1

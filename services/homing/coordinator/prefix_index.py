@@ -108,12 +108,15 @@ class PrefixIndex:
         return matches
 
     def record(self, digests: Sequence[bytes], slot: Slot) -> None:
-        """A prompt of these blocks was sent to `slot`."""
+        """A prompt of these blocks was sent to `slot`; there is at least one."""
         young, bit = self._young, 1 << slot
-        if not digests or young.get(digests[-1], 0) & bit:
+        if young.get(digests[-1], 0) & bit:
             return
-        num_held = bisect_left(digests, True, key=lambda digest: not young.get(digest, 0) & bit)
-        for digest in digests[num_held:]:
+        new = digests
+        if young.get(digests[0], 0) & bit:
+            held = bisect_left(digests, True, key=lambda digest: not young.get(digest, 0) & bit)
+            new = digests[held:]
+        for digest in new:
             young[digest] = young.get(digest, 0) | bit
         self._written(len(digests))
 

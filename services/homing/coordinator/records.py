@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
+from msgspec import Struct
+
 from homing.coordinator.loads import Slot
 from homing.coordinator.router import Decision
 from homing.coordinator.step_model import StepSums
@@ -93,8 +95,7 @@ class Engine:
 Peer = Client | Engine
 
 
-@dataclass(slots=True, eq=False)
-class Request:
+class Request(Struct, eq=False):
     """One attempt of one request, from dispatch to its end."""
 
     client: Client

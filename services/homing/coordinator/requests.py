@@ -110,11 +110,11 @@ class Requests:
         elif not self._loads.num_open or self.block_size is None:
             detail = "no engine is serving"
             self._refuse(client, *ids, LostReason.NO_RANK, detail, RETRY_AFTER_S)
-        elif why := self._admission.why_not(_holder(client, submit), now):
+        elif why := self._admission.why_not(holder := _holder(client, submit), now):
             retry_after_s = self._shares.retry_after_s(now)
             self._refuse(client, *ids, LostReason.OVERLOADED, why, retry_after_s)
         else:
-            self._dispatch(client, submit, frames, self.block_size, now)
+            self._dispatch(client, holder, submit, frames, self.block_size, now)
 
     def submit_unread(self, client: Client, request_id: int, attempt: int, reason: str) -> None:
         """Refuse a submission of which only the ids could be read."""
@@ -159,15 +159,17 @@ class Requests:
                 self._totals.stale_finishes += 1
                 continue
             self._end(request, RequestEvent.FINISHED, end, now)
-            totals = self._totals
-            totals.finished[end.reason] += 1
+            self._totals.finished[end.reason] += 1
             if end.reason is not FinishReason.ERROR:
-                predicted, actual = request.decision.num_cached_tokens, _sane(end.num_cached_tokens)
-                totals.predicted_cached_tokens += predicted
-                totals.actual_cached_tokens += actual
-                totals.mispredicted_cached_tokens += abs(predicted - actual)
-                totals.generated_tokens += _sane(end.num_generated_tokens)
+                self._count_answer(request.decision.num_cached_tokens, end)
                 self._admission.served(engine)
+
+    def _count_answer(self, predicted_cached_tokens: int, end: FinishedRequest) -> None:
+        totals, actual = self._totals, _sane(end.num_cached_tokens)
+        totals.predicted_cached_tokens += predicted_cached_tokens
+        totals.actual_cached_tokens += actual
+        totals.mispredicted_cached_tokens += abs(predicted_cached_tokens - actual)
+        totals.generated_tokens += _sane(end.num_generated_tokens)
 
     def open_engine(self, engine: Engine) -> None:
         """Let this engine be chosen."""
@@ -230,7 +232,13 @@ class Requests:
         return None
 
     def _dispatch(
-        self, client: Client, submit: Submit, frames: Sequence[Buffer], block_size: int, now: float
+        self,
+        client: Client,
+        holder: Holder,
+        submit: Submit,
+        frames: Sequence[Buffer],
+        block_size: int,
+        now: float,
     ) -> None:
         digests = None
         if self._router.reads_prefixes and submit.block_hashes is not None:
@@ -243,17 +251,18 @@ class Requests:
             submit.request_id,
             submit.attempt,
             decision,
-            _holder(client, submit),
+            holder,
             submit.external_digest,
         )
         self._move(request, RequestEvent.DISPATCHED)
         client.requests[submit.request_id] = request
         engine.requests.add(request)
-        self._shares.took(request.holder)
+        self._shares.took(holder)
         if request.external_digest is not None:
             self._of_digest[request.external_digest].add(request)
         self._totals.dispatched += 1
         self._totals.dispatched_to_rank[engine.rank] += 1
+        # But for the hashes, its last frame, as it came.
         self._outbox.append(Forward(engine.identity, [*frames[:-1], NIL]))
         if self._logs_requests:
             log.debug("dispatched", extra=_names(request) | {"rank": engine.rank})
@@ -319,7 +328,6 @@ class Requests:
             del self._of_digest[digest]
 
     def _move(self, request: Request, event: RequestEvent) -> None:
-        self._history.note(request, event)
         request.state = self._history.next_state(TRANSITIONS, request.state, event, request)
 
     def check(self, clients: Iterable[Client], engines: Iterable[Engine]) -> None:
@@ -352,4 +360,4 @@ def _names(request: Request) -> dict[str, Any]:
 
 def _sane(num_tokens: int) -> int:
     """An engine's word for a number of tokens, kept from spoiling the sums if it is broken."""
-    return min(max(num_tokens, 0), MAX_TOKENS)
+    return num_tokens if 0 <= num_tokens <= MAX_TOKENS else 0

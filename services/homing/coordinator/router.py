@@ -150,43 +150,61 @@ class RankRouter:
             digests, matches = None, [Match(0, loads.available)]
         else:
             matches = self.index.match(digests, routing_points(num_blocks), loads.available)
-        costs_of_slots = None
-        if backlog := self.backlog:
-            costs_of_slots = work_costs(
-                matches,
-                num_prompt_tokens,
-                block_size,
-                backlog.answer_tokens,
-                backlog.model.times,
-                backlog.prices,
-                now,
-            )
-            slot = work(*costs_of_slots, loads)
-        else:
+        if self.backlog is None:
             slot = self._policy(matches, num_blocks, loads, self._alpha)
+        else:
+            slot = work(*self._costs(matches, num_prompt_tokens, block_size, now), loads)
         if now >= self.explanations.next_at:
-            scores = policy_scores(self._policy_name, matches, num_blocks, loads, self._alpha)
-            if costs_of_slots:
-                cost_of = dict(zip(*costs_of_slots, strict=True))
-                scores = [score._replace(score=-cost_of[score.slot]) for score in scores]
-            self.explanations.add(now, num_blocks, slot, scores)
-        matched_blocks = 0
-        for match in matches:
-            if match.slots >> slot & 1:
-                matched_blocks = match.num_blocks
-        # A fully cached prompt still computes its last token.
-        num_cached = min(matched_blocks * block_size, num_prompt_tokens - 1)
+            self._explain(matches, num_prompt_tokens, block_size, slot, now)
+        num_cached = 0
+        for matched_blocks, slots in matches:
+            if slots >> slot & 1:
+                # A fully cached prompt still computes its last token.
+                num_cached = min(matched_blocks * block_size, num_prompt_tokens - 1)
         load = num_prompt_tokens - num_cached + TOKENS_OF_REQUEST if self._in_tokens else 1
-        self._num_decisions += 1
-        decision = Decision(self._num_decisions, slot, num_prompt_tokens, num_cached, load)
+        self._num_decisions = number = self._num_decisions + 1
+        decision = Decision(number, slot, num_prompt_tokens, num_cached, load)
         loads.charge(slot, load, num_prompt_tokens)
-        self.index.record(digests or (), slot)
+        if digests:
+            self.index.record(digests, slot)
         if self.backlog:
             self.backlog.sent(slot, num_prompt_tokens, num_cached, now)
         if self._record:
             joined = None if digests is None else b"".join(digests).hex()
             self._record(["route", joined, num_prompt_tokens, block_size, now, [*decision]])
         return decision
+
+    def _costs(
+        self, matches: Sequence[Match], num_prompt_tokens: int, block_size: int, now: float
+    ) -> tuple[list[Slot], list[float]]:
+        """What `work` chooses by: the ranks, and the cost of each."""
+        assert self.backlog is not None
+        return work_costs(
+            matches,
+            num_prompt_tokens,
+            block_size,
+            self.backlog.answer_tokens,
+            self.backlog.model.times,
+            self.backlog.prices,
+            now,
+        )
+
+    def _explain(
+        self,
+        matches: Sequence[Match],
+        num_prompt_tokens: int,
+        block_size: int,
+        slot: Slot,
+        now: float,
+    ) -> None:
+        """Keep why `slot` was chosen."""
+        num_blocks = num_prompt_tokens // block_size
+        scores = policy_scores(self._policy_name, matches, num_blocks, self.loads, self._alpha)
+        if self.backlog:
+            costs = self._costs(matches, num_prompt_tokens, block_size, now)
+            cost_of = dict(zip(*costs, strict=True))
+            scores = [score._replace(score=-cost_of[score.slot]) for score in scores]
+        self.explanations.add(now, num_blocks, slot, scores)
 
     def end(self, decision: Decision, num_generated_tokens: int | None) -> None:
         """A routed request ended. The tokens are None where nobody knows how many there were."""

@@ -42,12 +42,13 @@ def prefix_affinity(
     if len(matches) == 1:
         return loads.least_loaded(matches[0].slots)
     weight = alpha / max(loads.floor, loads.mean)
-    slots = [loads.least_loaded(match.slots) for match in matches]
-    ranks = [
-        (match.num_blocks / num_prompt_blocks - weight * loads.load(slot), -loads.order(slot))
-        for match, slot in zip(matches, slots, strict=True)
-    ]
-    return slots[ranks.index(max(ranks))]
+    best_rank, best = None, Slot(0)
+    for num_blocks, slots in matches:
+        slot = loads.least_loaded(slots)
+        rank = num_blocks / num_prompt_blocks - weight * loads.load(slot), -loads.order(slot)
+        if best_rank is None or rank > best_rank:
+            best_rank, best = rank, slot
+    return best
 
 
 def longest_prefix(

@@ -47,10 +47,7 @@ class Server:
             wait_s = 0.0 if gone else max(0.0, next_tick - now)
             events = [read_event(*message) for message in receive(wait_s)]
             now = time.monotonic()
-            instructions: list[Instruction] = []
-            for event in events:
-                instructions += handle(event, now)
-            perform(instructions)
+            perform(self._state.handle_all(events, now))
             if gone and len(events) == MAX_BURST and now < next_tick:
                 self._gone = gone | self._gone
                 continue  # there is more to read

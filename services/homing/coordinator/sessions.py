@@ -271,7 +271,6 @@ class Sessions:
             self._fleet_changed = True
 
     def _move(self, peer: Peer, event: PeerEvent) -> None:
-        self._history.note(peer, event)
         peer.state = self._history.next_state(TRANSITIONS, peer.state, event, peer)
         if isinstance(peer, Engine) and peer.state is PeerState.LIVE:
             self._requests.open_engine(peer)

@@ -14,7 +14,7 @@ sent. This file says which part a message concerns; the parts, each in its own f
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, assert_never
 
 from typing_extensions import Buffer
@@ -29,6 +29,7 @@ from homing.coordinator.events import (
     Forward,
     Garbage,
     GarbageSubmit,
+    Incident,
     Instruction,
     OtherVersion,
     Outbox,
@@ -119,10 +120,23 @@ class Coordinator:
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take in one event at `now`, in seconds. A clock that falls is taken to stand still."""
+        return self.handle_all((event,), now)
+
+    def handle_all(self, events: Iterable[Event], now: float) -> list[Instruction]:
+        """Take in events that came together, one after the other."""
         now = self._now = max(now, self._now)
-        match event:
-            case Received():
+        for event in events:
+            if isinstance(event, Received):
                 self._on_message(event, now)
+            else:
+                self._on_incident(event, now)
+            self.sessions.settle(now)
+        instructions = self._outbox.copy()
+        self._outbox.clear()
+        return instructions
+
+    def _on_incident(self, event: Incident, now: float) -> None:
+        match event:
             case Unsent(identity, failure):
                 if peer := self.peers.by_identity.get(identity):
                     why = "is not connected" if failure is Failure.GONE else "does not read"
@@ -136,13 +150,9 @@ class Coordinator:
                 self.sessions.refuse_version(sender, version)
             case _:
                 assert_never(event)
-        self.sessions.settle(now)
-        instructions = self._outbox.copy()
-        self._outbox.clear()
-        return instructions
 
     def _on_message(self, event: Received, now: float) -> None:
-        sender, message, frames = event
+        sender, message = event.sender, event.message
         peer = self.peers.by_identity.get(sender)
         if peer is not None:
             peer.last_seen = now
@@ -150,9 +160,9 @@ class Coordinator:
             self._strangers.forget(sender)
             self.sessions.hello(sender, message, now)
         elif isinstance(peer, Engine):
-            self._from_engine(peer, message, frames, now)
+            self._from_engine(peer, message, event.frames, now)
         elif peer is not None:
-            self._from_client(peer, message, frames, now)
+            self._from_client(peer, message, event.frames, now)
         elif not isinstance(message, Goodbye) and self._strangers.may_tell(sender, now):
             self._outbox.append(Send(sender, Rejoin(self._incarnation)))
 
