@@ -7,7 +7,7 @@ Small frames become `bytes`: cheaper than holding a zmq frame object for each. F
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Literal, Protocol, cast
 
 import zmq
 import zmq.backend
@@ -26,43 +26,55 @@ PING_MS = 2_000
 PING_TIMEOUT_MS = 10_000
 """A connection over which nothing came for so long after a ping is broken."""
 
+
+class Receive(Protocol):
+    """A socket's `recv`, of frames that are not copied yet."""
+
+    def __call__(self, flags: int, copy: Literal[False]) -> zmq.Frame: ...
+
+
 # Plain ints, and a loop of our own in `send`: send_multipart would combine zmq's flag enums anew
 # for each frame, which costs three times what the sending does.
 # For the same reason the wrapper that pyzmq has around the sending is gone around: another half.
 _send = cast("Callable[[zmq.Socket[bytes], Any, int, bool], None]", zmq.backend.Socket.send)
-_NOBLOCK = int(zmq.NOBLOCK)
+NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
-def drain(
-    socket: zmq.Socket[bytes], admits: Callable[[zmq.Frame], bool] | None = None
-) -> Iterator[list[Buffer]]:
-    """Messages that are there now, `MAX_BURST` at most; never waits.
-
-    admits: says of a message's first frame whether the message is to be kept.
-    """
+def drain(socket: zmq.Socket[bytes]) -> Iterator[list[Buffer]]:
+    """Messages that are there now, `MAX_BURST` at most; never waits."""
     receive = socket.recv
     for _ in range(MAX_BURST):
         try:
-            frame = receive(_NOBLOCK, False)
+            first = receive(NOBLOCK, False)
         except zmq.Again:
             return
-        is_admitted = admits is None or admits(frame)
-        frames: list[Any] = [frame.bytes]  # an identity or metadata: never large
-        while frame.more:  # a third cheaper than recv_multipart, which asks the socket each time
-            frame = receive(0, False)
-            frames.append(frame.bytes if len(frame) < ZERO_COPY_BYTES else frame)
-        if is_admitted:
-            yield frames
+        yield rest_of_message(receive, first)
 
 
-def send(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> None:
-    """Hand the frames to libzmq. Raises `zmq.ZMQError` (EAGAIN, EHOSTUNREACH) instead of
-    waiting."""
-    *head, last = cast(Sequence[Any], frames)
+def rest_of_message(receive: Receive, frame: zmq.Frame) -> list[Buffer]:
+    """The frames of the message of which this one has been received, it included.
+
+    A third cheaper than recv_multipart, which asks the socket each time whether there are more.
+    """
+    frames: list[Any] = [frame.bytes if len(frame) < ZERO_COPY_BYTES else frame]
+    while frame.more:
+        frame = receive(0, False)
+        frames.append(frame.bytes if len(frame) < ZERO_COPY_BYTES else frame)
+    return frames
+
+
+def send(socket: zmq.Socket[bytes], frames: Sequence[Buffer], to: bytes | None = None) -> None:
+    """Hand the frames to libzmq, those of a ROUTER with the identity that they are for. Raises
+    `zmq.ZMQError` (EAGAIN, EHOSTUNREACH) instead of waiting."""
+    if to is not None:
+        _send(socket, to, _MORE, True)
+    head: list[Any]  # buffers whose length is in bytes
+    last: Any
+    *head, last = frames
     for frame in head:
         _send(socket, frame, _MORE, len(frame) < ZERO_COPY_BYTES)
-    _send(socket, last, _NOBLOCK, len(last) < ZERO_COPY_BYTES)
+    _send(socket, last, NOBLOCK, len(last) < ZERO_COPY_BYTES)
 
 
 def new_socket(

@@ -51,14 +51,22 @@ class Router:
 
     def receive(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
         """Wait up to `timeout_s` for a message, then yield a burst of (sender identity, frames)."""
-        if self._socket.poll(round(timeout_s * 1000), zmq.POLLIN):
-            for identity, *frames in frames_.drain(self._socket, self._admits):
-                yield bytes(identity), frames
+        if not self._socket.poll(round(timeout_s * 1000), zmq.POLLIN):
+            return
+        receive, admits = self._socket.recv, self._admits
+        for _ in range(frames_.MAX_BURST):
+            try:
+                identity = receive(frames_.NOBLOCK, False)
+            except zmq.Again:
+                return
+            frames = frames_.rest_of_message(receive, receive(0, False))
+            if admits is None or admits(identity):
+                yield identity.bytes, frames
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> SendResult:
         """Queue a message for a peer; never blocks."""
         try:
-            frames_.send(self._socket, [identity, *frames])
+            frames_.send(self._socket, frames, to=identity)
         except zmq.Again:
             return SendResult.FULL
         except zmq.ZMQError as error:

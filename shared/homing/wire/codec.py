@@ -8,7 +8,16 @@ ranges and the kind are checked in one C call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 from typing_extensions import Buffer
@@ -91,19 +100,20 @@ def parse(frames: Sequence[Buffer]) -> Message:
     """
     if not frames:
         raise WireError("a message of no frames")
-    size = memoryview(frames[0]).nbytes
-    if size > MAX_METADATA_BYTES:
-        raise WireError(f"metadata of {size} bytes; the limit is {MAX_METADATA_BYTES}")
+    head: Any  # a buffer whose length is in bytes
+    head, *payloads = frames
+    if len(head) > MAX_METADATA_BYTES:
+        raise WireError(f"metadata of {len(head)} bytes; the limit is {MAX_METADATA_BYTES}")
     try:
-        metadata = _DECODER.decode(frames[0])
+        metadata = _DECODER.decode(head)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise WireError(f"metadata: {error}") from error
     layout = _LAYOUT_OF_METADATA[type(metadata)]
-    if len(frames) != layout.num_frames + 1:
+    if len(payloads) != layout.num_frames:
         raise WireError(
-            f"{layout.message.__name__}: {len(frames) - 1} payload frames; "
-            f"it has {layout.num_frames}"
+            f"{layout.message.__name__}: {len(payloads)} payload frames; it has {layout.num_frames}"
         )
     # Large frames are zmq's own objects, equal to nothing but themselves; none of them is nil.
-    payloads = [None if frame == NIL else frame for frame in frames[1:]]
+    if NIL in payloads:
+        payloads = [None if frame == NIL else frame for frame in payloads]
     return layout.message(*msgspec.structs.astuple(metadata), *payloads)
