@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import secrets
@@ -40,6 +41,9 @@ def main() -> None:
 
 
 def serve(config: EngineConfig) -> None:
+    # What is imported and loaded stays until the end: no collection need look at all of it, neither
+    # now, while it grows, nor amid answers.
+    gc.disable()
     # torch is imported here: it reads OpenMP's settings when it is loaded, and --help is quick.
     from homing.engine.session import EngineSession
     from homing.engine.startup import load_engine
@@ -49,6 +53,8 @@ def serve(config: EngineConfig) -> None:
 
     keys = read_keys(config.keys, Role.ENGINE.value) if config.keys else None
     engine, card = load_engine(config)
+    gc.freeze()
+    gc.enable()
     uid = secrets.randbits(63)
     session = EngineSession(
         engine, card, uid=uid, rank=config.rank, join_timeout_s=config.join_timeout_s

@@ -12,13 +12,15 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import tokenizers
 
 from homing.errors import ConfigError, InvalidRequest
-from homing.tokenizer.chat_template import ChatTemplate
 from homing.tokenizer.pieces import TokenPieces
+
+if TYPE_CHECKING:
+    from homing.tokenizer.chat_template import ChatTemplate
 
 
 class Tokenizer:
@@ -166,6 +168,9 @@ class Tokenizer:
     def _template(self) -> ChatTemplate:
         if self._template_source is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions")
+        # Jinja is imported here: engines render no chats, and are to start quickly.
+        from homing.tokenizer.chat_template import ChatTemplate
+
         return ChatTemplate(self._template_source, self._special_tokens)
 
 

@@ -88,7 +88,7 @@ class DecoderWeights:
             return self._tensor(prefix + name, *shape)
 
         def qkv(kind: str, *inputs: int) -> Tensor:
-            return torch.cat(
+            return self._stacked(
                 [
                     tensor(f"self_attn.{name}.{kind}", heads * head_dim, *inputs)
                     for name, heads in attention.items()
@@ -103,7 +103,7 @@ class DecoderWeights:
             key_norm=tensor("self_attn.k_norm.weight", head_dim) if config.qk_norm else None,
             output=tensor("self_attn.o_proj.weight", hidden, config.num_heads * head_dim),
             mlp_norm=tensor("post_attention_layernorm.weight", hidden),
-            gate_up=torch.cat(
+            gate_up=self._stacked(
                 [tensor(f"mlp.{name}_proj.weight", inner, hidden) for name in ("gate", "up")]
             ),
             down=tensor("mlp.down_proj.weight", hidden, inner),
@@ -120,6 +120,9 @@ class DecoderWeights:
                 f"{self._origin}: {name} is {found}, but config.json makes it {expected}"
             )
         return tensor.to(self._dtype)
+
+    def _stacked(self, tensors: list[Tensor]) -> Tensor:
+        return torch.cat(tensors)
 
 
 class Checkpoint(DecoderWeights):
@@ -198,6 +201,9 @@ class _Recorder(DecoderWeights):
     def _tensor(self, name: str, *shape: int) -> Tensor:
         self.shapes[name] = shape
         return torch.empty(shape, device="meta")
+
+    def _stacked(self, tensors: list[Tensor]) -> Tensor:
+        return tensors[0]  # `cat` of tensors without memory would load torch's whole compiler
 
 
 def layer_parameters(config: DecoderConfig, index: int, weights: LayerWeights) -> dict[str, Tensor]:
