@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from homing.engine.weight_update import open_source, stage
 from homing.engine.weight_update.arena import ALIGNMENT, Arena
-from homing.engine.weight_update.files import PIECE_BYTES, WeightFile, _lease
+from homing.engine.weight_update.files import (
+    HEADER_BYTES,
+    PIECE_BYTES,
+    WeightFile,
+    _lease,
+    write_file,
+)
 from homing.errors import InvalidRequest
 from homing.wire import UpdateWeights, WeightSource
 from tests.support.backends import load_backend
@@ -37,27 +44,75 @@ def save_by_hand(path: Path, tensors: dict[str, tuple[str, Tensor]]) -> Path:
     return path
 
 
-def test_a_file_is_read_whole_whatever_its_float_dtypes(tmp_path: Path) -> None:
+def read(path: Path, *, may_map: bool = True) -> dict[str, Tensor]:
+    with WeightFile(path).opened(may_map=may_map) as tensors:
+        return {name: tensor.clone() for name, tensor in tensors}
+
+
+@pytest.mark.parametrize("may_map", [True, False])
+def test_a_file_is_read_whole_whatever_its_float_dtypes(tmp_path: Path, may_map: bool) -> None:
     tensors = {name: torch.randn(3, 5).to(dtype) for name, dtype in DTYPES.items()}
     tensors["large"] = torch.randn(PIECE_BYTES // 2 + 7)
     tensors["empty"] = torch.empty(0, 4)
     path = tmp_path / "model.safetensors"
     save_file(tensors, path)
-    file = WeightFile(path)
-    assert file.shapes == {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    read = dict(file.read())
-    assert read.keys() == tensors.keys()
+    assert WeightFile(path).shapes == {name: tuple(value.shape) for name, value in tensors.items()}
+    there = read(path, may_map=may_map)
+    assert there.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert read[name].dtype == tensor.dtype
-        assert torch.equal(read[name], tensor)
+        assert there[name].dtype == tensor.dtype
+        assert torch.equal(there[name], tensor)
 
 
-def test_tensors_may_lie_anywhere_in_a_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("may_map", [True, False])
+def test_tensors_may_lie_anywhere_in_a_file(tmp_path: Path, may_map: bool) -> None:
     odd, next_one = torch.randn(3).half(), torch.randn(4)
     path = save_by_hand(tmp_path / "odd", {"odd": ("F16", odd), "next": ("F32", next_one)})
-    read = dict(WeightFile(path).read())
-    assert torch.equal(read["odd"], odd)
-    assert torch.equal(read["next"], next_one)
+    there = read(path, may_map=may_map)
+    assert torch.equal(there["odd"], odd)
+    assert torch.equal(there["next"], next_one)
+
+
+def test_what_is_written_is_what_was_yielded_though_the_memory_is_used_again(
+    tmp_path: Path,
+) -> None:
+    """As a trainer does that gathers each parameter in the same buffer."""
+    buffer = torch.empty(6)
+
+    def gather() -> Iterator[tuple[str, Tensor]]:
+        for number, name in enumerate("abc"):
+            yield name, buffer.fill_(number).view(2, 3)
+
+    path = tmp_path / "model.safetensors"
+    write_file(gather(), path)
+    there = load_file(path)
+    assert there.keys() == set("abc")
+    for number, name in enumerate("abc"):
+        assert torch.equal(there[name], torch.full((2, 3), float(number)))
+        assert torch.equal(read(path)[name], there[name])
+
+
+def test_any_layout_and_float_dtype_can_be_written(tmp_path: Path) -> None:
+    tensors = {name: torch.randn(3, 5).to(dtype).T for name, dtype in DTYPES.items()}
+    tensors |= {"scalar": torch.tensor(1.5), "empty": torch.empty(0, 4)}
+    tensors["tied"] = tensors["F32"]
+    tensors["trained"] = torch.ones(2, requires_grad=True)
+    path = tmp_path / "model.safetensors"
+    write_file(tensors.items(), path)
+    there = load_file(path)
+    assert there.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(there[name], tensor)
+
+
+def test_what_cannot_be_written_is_refused_by_name(tmp_path: Path) -> None:
+    path, one = tmp_path / "model.safetensors", torch.ones(1)
+    with pytest.raises(InvalidRequest, match="parameter 'a' comes twice"):
+        write_file([("a", one), ("a", one)], path)
+    with pytest.raises(InvalidRequest, match=r"a is of torch\.int64; it must be of a float dtype"):
+        write_file([("a", one.long())], path)
+    with pytest.raises(InvalidRequest, match=r"names and shapes take .* room for 2,097,144"):
+        write_file([("a" * HEADER_BYTES, one)], path)
 
 
 def test_what_is_no_file_of_float_tensors_is_refused(tmp_path: Path) -> None:
@@ -85,23 +140,40 @@ def test_a_file_that_becomes_shorter_is_an_error_and_not_the_end_of_the_process(
         shortened.truncate(PIECE_BYTES)
         if not still_open:
             shortened.close()
-        with pytest.raises(InvalidRequest, match=r"became shorter (before|while) it was read"):
-            list(file.read())
+        with (
+            pytest.raises(InvalidRequest, match=r"became shorter (before|while) it was read"),
+            file.opened(may_map=True),
+        ):
+            pass
 
 
-def test_while_a_file_is_mapped_nobody_can_shorten_it(tmp_path: Path) -> None:
+def test_while_a_file_is_mapped_nobody_can_change_it(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    path.write_bytes(bytes(10))
+    save_file({"a": torch.ones(5)}, path)
     with path.open("rb") as file:
         if not _lease(file):
             pytest.skip("this system gives no leases")
+    with WeightFile(path).opened(may_map=True) as tensors:
+        [(_, mapped)] = tensors
         with pytest.raises(BlockingIOError):
-            os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK)
-    with path.open("rb+") as unlocked:
-        unlocked.truncate(5)
+            os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        assert torch.equal(mapped, torch.ones(5))
+    with path.open("rb+") as unlocked:  # though there is still a tensor of it
+        assert unlocked.writable()
     with path.open("rb+") as writer, path.open("rb") as file:
         assert not _lease(file), "somebody may write to it"
         assert writer.writable()
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+def test_nothing_of_a_mapped_file_is_left_when_it_is_staged(tmp_path: Path, backend: str) -> None:
+    directory = make_tiny_model("llama", tmp_path / "tiny")
+    model = load_backend(directory, backend)
+    update = UpdateWeights(source=WeightSource.DIRECTORY, path=str(directory))
+    with open_source(update, model, None) as tensors:
+        staged = stage(model, tensors, partial=False, owned=True)
+    assert str(directory) not in Path("/proc/self/maps").read_text()
+    assert staged.num_parameters == len(model.parameter_shapes)
 
 
 def test_names_and_shapes_are_checked_before_a_file_is_read(
@@ -110,7 +182,7 @@ def test_names_and_shapes_are_checked_before_a_file_is_read(
     model = load_backend(make_tiny_model("llama", tmp_path / "tiny"), "torch")
     path = tmp_path / "other"
     save_file({"model.norm.weight": torch.randn(3)}, path)
-    monkeypatch.setattr(WeightFile, "read", lambda file: pytest.fail("it was read"))
+    monkeypatch.setattr(WeightFile, "opened", lambda *_, **__: pytest.fail("it was read"))
     update = UpdateWeights(source=WeightSource.SHARED_MEMORY, path=str(path), partial=True)
     with (
         pytest.raises(InvalidRequest, match=r"model\.norm\.weight is \[3\]; the model's is"),

@@ -38,10 +38,13 @@ def weight_update(
         directory = Path(fspath(source)).expanduser().resolve()
         yield UpdateWeights(source=WeightSource.DIRECTORY, path=str(directory), **how)
     else:
+        # It loads torch, which the other sources do without.
+        from homing.engine.weight_update.files import write_file
+
         place = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
         with tempfile.TemporaryDirectory(prefix="homing-weights-", dir=place) as directory:
             file = Path(directory, "model.safetensors")
-            _save(named_tensors(source), file)
+            write_file(named_tensors(source), file)
             yield UpdateWeights(source=WeightSource.SHARED_MEMORY, path=str(file), **how)
 
 
@@ -57,18 +60,3 @@ def named_tensors(source: Any) -> NamedTensors:
         f"the weights are of type {type(source).__name__}; they must be a directory, (name, "
         "tensor) pairs, a mapping of them or a torch module"
     )
-
-
-def _save(tensors: NamedTensors, file: Path) -> None:
-    from safetensors.torch import save_file
-
-    # Tied parameters share their memory, which the format does not allow.
-    copies: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in tensors:
-        if name in copies:
-            raise ValueError(f"parameter {name!r} comes twice")
-        tensor = tensor.detach().cpu().contiguous()
-        copies[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
-        seen.add(tensor.data_ptr())
-    save_file(copies, file)

@@ -1,4 +1,4 @@
-"""From named tensors to a model that can take over: copied first, checked, then packed."""
+"""From named tensors to a model that can take over: fetched first, checked, then packed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StagedWeights:
     num_bytes: int
     """Of the parameters, in the engine's dtype."""
     transfer_s: float
-    """Spent on getting and copying them."""
+    """Spent on getting them, and on copying what has to be copied."""
     check_s: float
     """Spent on looking for values that are not finite."""
     pack_s: float
@@ -39,27 +39,29 @@ def stage(
     """A model with the parameters `tensors`, by their Hugging Face names, of any float dtype.
 
     partial: those that are not among them stay what they are in `model`; else all must be.
-    owned: nobody else has their memory, so what is of the engine's dtype needs no copy.
+    owned: nobody changes them meanwhile, so what is of the engine's dtype needs no copy.
 
     Raises InvalidRequest for names, shapes, dtypes and values that cannot be right. `model` goes on
     computing, and nothing of `tensors` is referred to afterwards.
     """
     copier = _Copier(model, owned=owned)
     start = time.perf_counter()
-    for name, tensor in tensors:
-        copier.add(name, tensor)
+    copier.add_all(tensors)
     copier.check_complete(partial=partial)
-    copied = time.perf_counter()
-    parameters = copier.parameters
-    num_bytes = sum(tensor.nbytes for tensor in parameters.values())
-    updated = model.updated(parameters)
+    fetched = time.perf_counter()
+    num_parameters = len(copier.parameters)
+    num_bytes = sum(tensor.nbytes for tensor in copier.parameters.values())
+    updated = model.updated(copier.parameters)
+    packed = time.perf_counter()
+    copier.drop()
+    dropped = time.perf_counter()
     return StagedWeights(
         updated,
-        len(parameters),
+        num_parameters,
         num_bytes,
-        transfer_s=copied - start - copier.check_s,
+        transfer_s=fetched - start - copier.check_s + dropped - packed,
         check_s=copier.check_s,
-        pack_s=time.perf_counter() - copied,
+        pack_s=packed - fetched,
     )
 
 
@@ -96,6 +98,14 @@ class _Copier:
             raise InvalidRequest(f"{name} is {list(shape)}; the model's is {expected}")
         self._seen.add(name)
 
+    def add_all(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        for name, tensor in tensors:
+            self.add(name, tensor)
+
+    def drop(self) -> None:
+        """Give the tensors' memory back, which ends the mapping of a file."""
+        self.parameters, self._tied_head = {}, None
+
     def add(self, name: str, tensor: Tensor) -> None:
         self.check(name, tuple(tensor.shape))
         if not tensor.is_floating_point():
@@ -111,7 +121,7 @@ class _Copier:
             self.parameters[name] = copy
 
     def _own(self, tensor: Tensor) -> Tensor:
-        """In the engine's dtype, and memory that nobody else has."""
+        """In the engine's dtype, and memory that nobody changes."""
         if self._owned and tensor.dtype == self._dtype:
             return tensor
         return self._arena.take(tuple(tensor.shape), self._dtype).copy_(tensor)
