@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
+from typing import cast
 
+from msgspec import Struct
 from quart import Quart, Response, g, request
 from werkzeug.exceptions import HTTPException
 
 from homing.errors import HomingError, InternalError
 from homing.frontend.access import Access, AccessSettings
-from homing.frontend.chat import chat_job
-from homing.frontend.completions import completion_job, native_job
+from homing.frontend.chat import prepare_chat
+from homing.frontend.completions import prepare_completion, prepare_generate, prepare_tokens
 from homing.frontend.control_routes import control_routes
 from homing.frontend.http_errors import error_body, headers_of, http_error_body, status_of
+from homing.frontend.job import Call, Job
 from homing.frontend.measures import Stopwatch
 from homing.frontend.metrics import CONTENT_TYPE, render_metrics
-from homing.frontend.native import GenerateReply, TokensReply, read_generate, read_tokens
-from homing.frontend.openai.chat_reply import ChatReply
-from homing.frontend.openai.completion_reply import CompletionReply
-from homing.frontend.openai.requests import read_chat, read_completion
+from homing.frontend.openai.reply import Reply
 from homing.frontend.openai.sampling import MAX_REQUEST_ID_CHARACTERS
 from homing.frontend.openapi import openapi
 from homing.frontend.page import page_routes
@@ -32,8 +33,11 @@ from homing.frontend.status import (
     model_list,
     server_info,
 )
-from homing.frontend.stream import Call, answer, json_response
+from homing.frontend.stream import answer, encode_json, json_bytes, json_response
 from homing.frontend.token_routes import detokenize, tokenize
+from homing.tokenizer import Tokenizer
+
+Prepare = Callable[[bytes, ServedModel, Tokenizer, Call], tuple[Job, Reply]]
 
 
 def create_app(service: Service, settings: AccessSettings | None = None) -> Quart:
@@ -42,9 +46,9 @@ def create_app(service: Service, settings: AccessSettings | None = None) -> Quar
     access = Access(settings or AccessSettings())
     app.url_map.strict_slashes = False  # clients that add a slash do not follow a redirected POST
     app.url_map.merge_slashes = False
-    _add_openai_routes(app, service)
-    _add_native_routes(app, service)
+    _add_generating_routes(app, service)
     _add_token_routes(app, service)
+    _add_model_routes(app, service)
     _add_status_routes(app, service)
     app.register_blueprint(control_routes(service, access))
     _add_error_handlers(app)
@@ -66,29 +70,27 @@ def create_app(service: Service, settings: AccessSettings | None = None) -> Quar
     return app
 
 
-def _add_openai_routes(app: Quart, service: Service) -> None:
-    @app.post("/v1/completions")
-    @app.post("/completions")
-    async def completions() -> Response:
-        model = await service.joined_model()
-        call = _call(service, model)
-        body = read_completion(await request.get_data())
-        name = model.answers_to(body.model)
-        job = await completion_job(body, model)
-        reply = CompletionReply(body, name, model.tokenizer, [p.token_ids for p in job.prompts])
-        return await answer(job, reply, call)
+def _add_generating_routes(app: Quart, service: Service) -> None:
+    def generating(prepare: Prepare, *paths: str) -> None:
+        async def post() -> Response:
+            model = await service.joined_model()
+            call = _call(service, model)
+            body = await _body()
+            job, reply = await model.prepare(
+                body, lambda tokenizer: prepare(body, model, tokenizer, call)
+            )
+            return await answer(job, reply, call)
 
-    @app.post("/v1/chat/completions")
-    @app.post("/chat/completions")
-    async def chat_completions() -> Response:
-        model = await service.joined_model()
-        call = _call(service, model)
-        body = read_chat(await request.get_data())
-        name = model.answers_to(body.model)
-        job = await chat_job(body, model)
-        reply = ChatReply(body, name, model.tokenizer, job.prompts[0].token_ids)
-        return await answer(job, reply, call)
+        for path in paths:
+            app.add_url_rule(path, path, post, methods=["POST"])
 
+    generating(prepare_completion, "/v1/completions", "/completions")
+    generating(prepare_chat, "/v1/chat/completions", "/chat/completions")
+    generating(prepare_generate, "/generate")
+    generating(prepare_tokens, "/inference/v1/generate")
+
+
+def _add_model_routes(app: Quart, service: Service) -> None:
     @app.get("/v1/models")
     @app.get("/models")
     async def models() -> Response:
@@ -101,47 +103,18 @@ def _add_openai_routes(app: Quart, service: Service) -> None:
         return json_response(model_entry(model, model.answers_to(name.rstrip("/"))))
 
 
-def _add_native_routes(app: Quart, service: Service) -> None:
-    @app.post("/generate")
-    async def post_generate() -> Response:
-        model = await service.joined_model()
-        call = _call(service, model)
-        body = read_generate(await request.get_data())
-        model.answers_to(body.completion.model)
-        job = await native_job(body, model)
-        reply = GenerateReply(
-            body,
-            model.tokenizer,
-            [prompt.token_ids for prompt in job.prompts],
-            request_id=body.completion.request_id or call.request_id,
-            epoch=service.client.fleet.epoch,
-        )
-        return await answer(job, reply, call)
-
-    @app.post("/inference/v1/generate")
-    async def generate_tokens() -> Response:
-        model = await service.joined_model()
-        call = _call(service, model)
-        body = read_tokens(await request.get_data())
-        model.answers_to(body.completion.model)
-        job = await native_job(body, model)
-        return await answer(
-            job, TokensReply(body, model.tokenizer, request_id=call.request_id), call
-        )
-
-
 def _add_token_routes(app: Quart, service: Service) -> None:
-    @app.post("/tokenize")
-    @app.post("/v1/tokenize")
-    async def post_tokenize() -> Response:
-        model = await service.joined_model()
-        return json_response(await tokenize(await request.get_data(), model))
+    def telling(act: Callable[[bytes, ServedModel, Tokenizer], Struct], *paths: str) -> None:
+        async def post() -> Response:
+            model = await service.joined_model()
+            body = await _body()
+            return json_bytes(await model.prepare(body, lambda t: encode_json(act(body, model, t))))
 
-    @app.post("/detokenize")
-    @app.post("/v1/detokenize")
-    async def post_detokenize() -> Response:
-        model = await service.joined_model()
-        return json_response(detokenize(await request.get_data(), model))
+        for path in paths:
+            app.add_url_rule(path, path, post, methods=["POST"])
+
+    telling(tokenize, "/tokenize", "/v1/tokenize")
+    telling(detokenize, "/detokenize", "/v1/detokenize")
 
 
 def _add_status_routes(app: Quart, service: Service) -> None:
@@ -211,7 +184,11 @@ def _add_error_handlers(app: Quart) -> None:
 
 def _call(service: Service, model: ServedModel) -> Call:
     stopwatch = Stopwatch(service.measures)
-    return Call(service.client, model.tokenizer, stopwatch, g.request_id, g.tenant)
+    return Call(service.client, model.tokenizer, model.thread, stopwatch, g.request_id, g.tenant)
+
+
+async def _body() -> bytes:
+    return cast(bytes, await request.get_data())  # str is for who asks for it
 
 
 def _request_id() -> str:

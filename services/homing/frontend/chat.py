@@ -7,8 +7,11 @@ from typing import Any
 from homing.errors import InvalidRequest
 from homing.frontend.answer_reader import AnswerReading
 from homing.frontend.completions import check_token_ids
+from homing.frontend.job import Call, Job
+from homing.frontend.openai.chat_reply import ChatReply
 from homing.frontend.openai.reading import one_of
-from homing.frontend.openai.requests import ChatRequest
+from homing.frontend.openai.reply import Reply
+from homing.frontend.openai.requests import ChatRequest, read_chat
 from homing.frontend.openai.sampling import chat_params
 from homing.frontend.openai.tools import tool_choice
 from homing.frontend.parsers import (
@@ -19,9 +22,8 @@ from homing.frontend.parsers import (
 )
 from homing.frontend.parsers.reasoning import REASONING_FORMATS
 from homing.frontend.service import ServedModel
-from homing.frontend.stream import Job
 from homing.frontend.thinking import ThinkingLimit
-from homing.frontend.tokenizing import Prompt, encode_within
+from homing.frontend.tokenizing import Prompt, encode_within, pack_ids
 from homing.frontend.tool_prompt import knows_tools, with_tools_told
 from homing.frontend.turns import Message, exact_prefix, text_behind, without_tokens
 from homing.params import SamplingParams
@@ -38,13 +40,23 @@ _THINKING_SWITCHES = ("enable_thinking", "thinking")
 """What templates call the variable that turns thinking off."""
 
 
-async def chat_job(request: ChatRequest, model: ServedModel) -> Job:
-    """What a request asks for. Raises `InvalidRequest`."""
+def prepare_chat(
+    body: bytes, model: ServedModel, tokenizer: Tokenizer, call: Call
+) -> tuple[Job, Reply]:
+    """See completions.py."""
+    request = read_chat(body)
+    name = model.answers_to(request.model)
+    job = _job(request, model, tokenizer)
+    return job, ChatReply(request, name, model.tokenizer, job.prompts[0].token_ids)
+
+
+def _job(request: ChatRequest, model: ServedModel, tokenizer: Tokenizer) -> Job:
     choice = tool_choice(request)
     params = chat_params(request, choice, model.answer_format.tools)
     can_think = params.structured_output is None and request.separate_reasoning is not False
     answer_format = model.answer_format if can_think else model.answer_format.without_reasoning
-    prompt = await chat_prompt(request, choice, model, held=params.structured_output is not None)
+    held = params.structured_output is not None
+    prompt = chat_prompt(request, choice, model, tokenizer, held=held)
     reading = AnswerReading(
         answer_format, choice, prompt.end, show_reasoning=request.include_reasoning is not False
     )
@@ -92,32 +104,36 @@ def _thinking_limit(
     return limit if budget + len(limit.closer) < room else None
 
 
-async def chat_prompt(
-    request: ChatRequest, choice: ToolChoice, model: ServedModel, *, held: bool = False
+def chat_prompt(
+    request: ChatRequest,
+    choice: ToolChoice,
+    model: ServedModel,
+    tokenizer: Tokenizer,
+    *,
+    held: bool = False,
 ) -> Prompt:
     """The prompt that asks for the next message. Raises `InvalidRequest`.
 
     held: the answer is held to a shape, which leaves no room for thoughts.
     """
+    plain = [_message(message) for message in request.messages]
     given = one_of(prompt_token_ids=request.prompt_token_ids, input_ids=request.input_ids)
     if given:
         field = "prompt_token_ids" if request.prompt_token_ids else "input_ids"
         check_token_ids(given, model.card.vocab_size, field=field)
-        end = model.tokenizer.decode(given[-_END_CHARACTERS:], skip_special_tokens=False)
-        return Prompt(given, end=end)
-    if not request.messages:
+        end = tokenizer.decode(given[-_END_CHARACTERS:], skip_special_tokens=False)
+        return Prompt(given, pack_ids(given), end=end)
+    if not plain:
         raise InvalidRequest("messages is an empty list", field="messages")
-    messages = template_messages([_message(message) for message in request.messages])
+    messages = template_messages(plain)
     variables = _variables(request, think=not held)
     if choice.tools and choice.mode is not ToolChoiceMode.NONE:
         assert request.tools is not None
-        if knows_tools(model.tokenizer.chat_template):
+        if knows_tools(tokenizer.chat_template):
             variables["tools"] = request.tools
         else:
             messages = with_tools_told(messages, request.tools)
-    prompt = await model.thread.run(
-        lambda tokenizer: _render_and_encode(messages, variables, model.card, tokenizer)
-    )
+    prompt = _render_and_encode(messages, variables, model.card, tokenizer)
     if not prompt.token_ids:
         raise InvalidRequest("the chat template makes an empty prompt of this", field="messages")
     return prompt
@@ -138,7 +154,8 @@ def _render_and_encode(
         eos_texts = {token: tokenizer.token_text(token) for token in card.eos_token_ids}
         text = text_behind(prefix, messages, render, eos_texts)
     encoded = encode_within(tokenizer, text, card.max_context_tokens, add_special_tokens=False)
-    return Prompt([*ids, *encoded], end=text[-_END_CHARACTERS:])
+    token_ids = [*ids, *encoded]
+    return Prompt(token_ids, pack_ids(token_ids), end=text[-_END_CHARACTERS:])
 
 
 def _variables(request: ChatRequest, *, think: bool) -> dict[str, Any]:

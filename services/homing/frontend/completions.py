@@ -1,36 +1,72 @@
-"""/v1/completions: prompts, in whichever form they come, become token ids."""
+"""Completions, OpenAI's and native ones: prompts, in whichever form they come, become token ids.
+
+What is called `prepare_...` makes of a request's body what the fleet is to do, and how that will be
+answered. It raises `InvalidRequest`, works on the whole prompt, and may run in any thread.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from homing.errors import InvalidRequest
-from homing.frontend.native import NativeRequest, own_names
-from homing.frontend.openai.requests import CompletionRequest
+from homing.frontend.job import Call, Job
+from homing.frontend.native import (
+    GenerateReply,
+    NativeRequest,
+    TokensReply,
+    own_names,
+    read_generate,
+    read_tokens,
+)
+from homing.frontend.openai.completion_reply import CompletionReply
+from homing.frontend.openai.reply import Reply
+from homing.frontend.openai.requests import CompletionRequest, read_completion
 from homing.frontend.openai.sampling import MAX_CHOICES, completion_params
 from homing.frontend.service import ServedModel
-from homing.frontend.stream import Job
-from homing.frontend.tokenizing import SHORT_PROMPT, Prompt, encode_within
+from homing.frontend.tokenizing import Prompt, encode_within, pack_ids
 from homing.tokenizer import Tokenizer
 
 
-async def completion_job(request: CompletionRequest, model: ServedModel) -> Job:
-    """What a request asks for. Raises `InvalidRequest`."""
-    params = completion_params(request)
-    prompts = await completion_prompts(request, model)
-    return Job(
+def prepare_completion(
+    body: bytes, model: ServedModel, tokenizer: Tokenizer, call: Call
+) -> tuple[Job, Reply]:
+    request = read_completion(body)
+    name = model.answers_to(request.model)
+    job = _job(request, model, tokenizer)
+    reply = CompletionReply(request, name, model.tokenizer, [p.token_ids for p in job.prompts])
+    return job, reply
+
+
+def prepare_generate(
+    body: bytes, model: ServedModel, tokenizer: Tokenizer, call: Call
+) -> tuple[Job, Reply]:
+    """SGLang's /generate."""
+    request = read_generate(body)
+    job = _native_job(request, model, tokenizer)
+    reply = GenerateReply(
         request,
-        prompts,
-        params,
-        echo=bool(request.echo),
-        skip_special_tokens=request.skip_special_tokens is not False,
+        model.tokenizer,
+        [prompt.token_ids for prompt in job.prompts],
+        request_id=request.completion.request_id or call.request_id,
+        epoch=call.client.fleet.epoch,
     )
+    return job, reply
 
 
-async def native_job(request: NativeRequest, model: ServedModel) -> Job:
-    """A completion, each prompt with its own name if it has one. Raises `InvalidRequest`."""
+def prepare_tokens(
+    body: bytes, model: ServedModel, tokenizer: Tokenizer, call: Call
+) -> tuple[Job, Reply]:
+    """vLLM's /inference/v1/generate."""
+    request = read_tokens(body)
+    job = _native_job(request, model, tokenizer)
+    return job, TokensReply(request, model.tokenizer, request_id=call.request_id)
+
+
+def _native_job(request: NativeRequest, model: ServedModel, tokenizer: Tokenizer) -> Job:
+    """A completion, each prompt with its own name if it has one."""
+    model.answers_to(request.completion.model)
     with own_names(request.renamed):
-        job = await completion_job(request.completion, model)
+        job = _job(request.completion, model, tokenizer)
     if not request.names:
         return job
     named = [
@@ -40,22 +76,22 @@ async def native_job(request: NativeRequest, model: ServedModel) -> Job:
     return replace(job, prompts=named)
 
 
-async def completion_prompts(request: CompletionRequest, model: ServedModel) -> list[Prompt]:
-    """One for each prompt of the request, in its order. Raises `InvalidRequest`."""
+def _job(request: CompletionRequest, model: ServedModel, tokenizer: Tokenizer) -> Job:
+    params = completion_params(request)
     given = _split(request.prompt)
-    if len(given) * request.num_choices > MAX_CHOICES:
+    num_choices = len(given) * request.num_choices
+    if num_choices > MAX_CHOICES:
         raise InvalidRequest(
-            f"{len(given)} prompts with n {request.num_choices} make "
-            f"{len(given) * request.num_choices} choices; the limit is {MAX_CHOICES}",
+            f"{len(given)} prompts with n {request.num_choices} make {num_choices} choices; "
+            f"the limit is {MAX_CHOICES}",
             field="prompt",
         )
-
-    def read(tokenizer: Tokenizer) -> list[Prompt]:
-        return [_prompt(prompt, model, tokenizer) for prompt in given]
-
-    if sum(map(len, given)) <= SHORT_PROMPT:
-        return read(model.tokenizer)
-    return await model.thread.run(read)
+    return Job(
+        request,
+        [_prompt(prompt, request, model, tokenizer) for prompt in given],
+        params,
+        skip_special_tokens=request.skip_special_tokens is not False,
+    )
 
 
 def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -72,20 +108,31 @@ def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
     return [item for item in prompt if not isinstance(item, int)]
 
 
-def _prompt(given: str | list[int], model: ServedModel, tokenizer: Tokenizer) -> Prompt:
-    if not isinstance(given, str):
-        if not given:
-            raise InvalidRequest("prompt holds an empty list of token ids", field="prompt")
-        return Prompt(check_token_ids(given, model.card.vocab_size, field="prompt"))
+def _prompt(
+    given: str | list[int], request: CompletionRequest, model: ServedModel, tokenizer: Tokenizer
+) -> Prompt:
+    if isinstance(given, str):
+        token_ids = _encode(given, model, tokenizer)
+    elif given:
+        token_ids = check_token_ids(given, model.card.vocab_size, field="prompt")
+    else:
+        raise InvalidRequest("prompt holds an empty list of token ids", field="prompt")
+    text = None
+    if request.echo:  # as it was written; of ids, the whole characters that they spell
+        text = given if isinstance(given, str) else tokenizer.decode_whole(token_ids)
+    return Prompt(token_ids, pack_ids(token_ids), text)
+
+
+def _encode(text: str, model: ServedModel, tokenizer: Tokenizer) -> list[int]:
     max_tokens = model.card.max_context_tokens
-    token_ids = encode_within(tokenizer, given, max_tokens, add_special_tokens=True)
-    if not token_ids:
-        if tokenizer.bos_token_id is None:
-            raise InvalidRequest(
-                "prompt is empty, and this model has no token to begin a text with", field="prompt"
-            )
-        token_ids = [tokenizer.bos_token_id]
-    return Prompt(token_ids, given)
+    token_ids = encode_within(tokenizer, text, max_tokens, add_special_tokens=True)
+    if token_ids:
+        return token_ids
+    if tokenizer.bos_token_id is None:
+        raise InvalidRequest(
+            "prompt is empty, and this model has no token to begin a text with", field="prompt"
+        )
+    return [tokenizer.bos_token_id]
 
 
 def check_token_ids(token_ids: list[int], vocab_size: int, *, field: str) -> list[int]:

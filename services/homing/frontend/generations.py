@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -80,7 +79,7 @@ class Generations:
             submit = _submitter(client, options, prompt.request_id)
             for k in range(num_choices):
                 self._generations.append(
-                    _start(submit, prompt.token_ids, _choice_params(params, k), thinking)
+                    _start(submit, prompt.packed, _choice_params(params, k), thinking)
                 )
         for index, generation in enumerate(self._generations):
             self._pumps.append(asyncio.create_task(self._pump(index, generation)))
@@ -142,7 +141,7 @@ class Generations:
 
 
 def _start(
-    submit: Submit, prompt: Sequence[int], params: SamplingParams, thinking: ThinkingLimit | None
+    submit: Submit, prompt: bytes, params: SamplingParams, thinking: ThinkingLimit | None
 ) -> Generation | ThinkingGeneration:
     if thinking is None:
         return submit(prompt, params, 0)
@@ -153,9 +152,9 @@ def _submitter(client: Client, options: SubmitOptions, name: str | None) -> Subm
     now = asyncio.get_running_loop().time
     deadline = None if options.timeout_s is None else now() + options.timeout_s
 
-    def submit(token_ids: Sequence[int], params: SamplingParams, num_resumed: int) -> Generation:
+    def submit(tokens: bytes, params: SamplingParams, num_resumed: int) -> Generation:
         return client.submit(
-            struct.pack(f"<{len(token_ids)}I", *token_ids),
+            tokens,
             params,
             cache_salt=options.cache_salt,
             external_id=name or options.request_id,

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from homing.client import Client
 from homing.errors import ModelNotFound, Unavailable
 from homing.frontend.measures import Measures
 from homing.frontend.parsers import AnswerFormat
 from homing.frontend.parsers import answer_format as answer_format_of
-from homing.frontend.tokenizing import TokenizerThread
+from homing.frontend.tokenizing import SHORT_BODY, TokenizerThread
 from homing.frontend.tool_prompt import FORMAT_TOLD, knows_tools
 from homing.tokenizer import Tokenizer
 from homing.wire import ModelCard
@@ -26,6 +28,8 @@ SETTLE_S = 5.0
 
 ANY_MODEL = ("", "EMPTY")
 """Names that clients give when they know none."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +52,20 @@ class ServedModel:
     names: tuple[str, ...]
     """The names it answers to; the first is its own."""
     tokenizer: Tokenizer
-    """For the event loop: decodes."""
+    """For the event loop."""
     thread: TokenizerThread
-    """For prompts: encodes and renders."""
+    """For long prompts, with a tokenizer of its own."""
     answer_format: AnswerFormat
     """How the model marks tool calls and thoughts."""
     since: int = field(default_factory=lambda: int(time.time()))
     """Unix time."""
+
+    async def prepare(self, body: bytes, job: Callable[[Tokenizer], T]) -> T:
+        """What `job` makes of a request's body, with the tokenizer that it is given: at once of a
+        short one, else in the thread. Raises what it raises, and `Overloaded`."""
+        if len(body) <= SHORT_BODY:
+            return job(self.tokenizer)
+        return await self.thread.prepare(job)
 
     def answers_to(self, name: str | None) -> str:
         """The name to echo for the one that a request gives. Raises `ModelNotFound`."""

@@ -1,28 +1,29 @@
-"""From parts of tokens to one JSON body, or to server-sent events while they come."""
+"""From parts of tokens to one JSON body, or to server-sent events while they come.
+
+What an answer tells of each token of a long prompt is made in the tokenizer's thread.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from msgspec import UNSET, Struct
 from quart import Response
 
-from homing.client import Client, Part
+from homing.client import Part
 from homing.errors import HomingError, InternalError
-from homing.frontend.answer_reader import AnswerReader, AnswerReading, Pieces
 from homing.frontend.generations import Generations, SubmitOptions
 from homing.frontend.http_errors import error_body
+from homing.frontend.job import Call, Job
 from homing.frontend.measures import Stopwatch
 from homing.frontend.openai.reply import Reply
 from homing.frontend.openai.requests import GenerationRequest
 from homing.frontend.openai.schemas import CompletionTokensDetails, PromptTokensDetails, Usage
-from homing.frontend.text import ChoiceText, Piece, join
-from homing.frontend.thinking import ThinkingLimit
-from homing.frontend.tokenizing import Prompt
-from homing.params import SamplingParams
+from homing.frontend.text import Piece, join
+from homing.frontend.tokenizing import TokenizerThread
 from homing.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -37,45 +38,10 @@ _DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
 _SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
-_ENCODER = msgspec.json.Encoder()
+SHORT_SCORES = 256
+"""Prompt tokens whose log-probabilities are told from the event loop: some milliseconds."""
 
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What one HTTP request asks the fleet to do."""
-
-    request: GenerationRequest
-    prompts: Sequence[Prompt]
-    params: SamplingParams
-    echo: bool = False
-    reading: AnswerReading | None = None
-    """Of a chat: how its answers are read."""
-    skip_special_tokens: bool = True
-    thinking: ThinkingLimit | None = None
-
-    def choice(self, prompt: Prompt, tokenizer: Tokenizer) -> Pieces:
-        """One choice's way from parts to pieces."""
-        text = ChoiceText(
-            tokenizer,
-            prompt.token_ids,
-            self.params,
-            echo=_echo(prompt, tokenizer) if self.echo else None,
-            skip_special_tokens=self.skip_special_tokens,
-        )
-        return text if self.reading is None else AnswerReader(text, self.reading)
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One HTTP request that generates, whatever it asks for."""
-
-    client: Client
-    tokenizer: Tokenizer
-    stopwatch: Stopwatch
-    request_id: str
-    """What /abort knows its generations by, unless its body gives them names."""
-    tenant: int | None
-    """Whose API key it carries, if it needs one."""
+encode_json = msgspec.json.Encoder().encode
 
 
 async def answer(job: Job, reply: Reply, call: Call) -> Response:
@@ -94,11 +60,11 @@ async def answer(job: Job, reply: Reply, call: Call) -> Response:
     )
     choices = Choices(job, call.tokenizer, call.stopwatch)
     if not job.request.stream:
-        return json_response(await _whole(generations, choices, reply))
+        return json_bytes(await _whole(generations, choices, reply, call.thread))
     generations.tick(FIRST_PART_S)
     first = await generations.next()
     generations.tick(KEEP_ALIVE_S)
-    events = _events(job, generations, choices, reply, first)
+    events = _events(job, generations, choices, reply, first, call.thread)
     response = Response(events, mimetype="text/event-stream", headers=_SSE_HEADERS)
     response.timeout = None  # an answer may take as long as it takes
     return response
@@ -114,8 +80,12 @@ def _options(request: GenerationRequest, call: Call) -> SubmitOptions:
     )
 
 
-def json_response(body: Struct | list[Struct] | dict, status: int = 200) -> Response:
-    return Response(_ENCODER.encode(body), status, mimetype="application/json")
+def json_response(body: Struct | dict, status: int = 200) -> Response:
+    return json_bytes(encode_json(body), status)
+
+
+def json_bytes(body: bytes, status: int = 200) -> Response:
+    return Response(body, status, mimetype="application/json")
 
 
 class Choices:
@@ -138,8 +108,8 @@ class Choices:
     def __len__(self) -> int:
         return len(self._choices)
 
-    def push(self, index: int, part: Part) -> Piece | None:
-        """Take a part of choice `index`; the piece to show for it, if there is one."""
+    def count(self, index: int, part: Part) -> None:
+        """Note that a part of choice `index` came."""
         self._stopwatch.part(index, part)
         self._num_completion_tokens += len(part.token_ids)
         if index % self._num_choices == 0:  # choices of a prompt share its tokens: count them once
@@ -148,6 +118,9 @@ class Choices:
             self.num_unfinished -= 1
             if not self.num_unfinished:
                 self._stopwatch.finish(self.usage)
+
+    def push(self, index: int, part: Part) -> Piece | None:
+        """Take the part; the piece to show for it, if there is one."""
         piece = self._choices[index].push(part)
         if piece is not None:
             self._num_reasoning_tokens += piece.num_reasoning_tokens
@@ -164,20 +137,26 @@ class Choices:
         )
 
 
-def _echo(prompt: Prompt, tokenizer: Tokenizer) -> str:
-    """The prompt as the client wrote it; of ids, the whole characters that they spell."""
-    if prompt.text is not None:
-        return prompt.text
-    return tokenizer.decode_whole(prompt.token_ids)
-
-
-async def _whole(generations: Generations, choices: Choices, reply: Reply) -> Struct | list[Struct]:
+async def _whole(
+    generations: Generations, choices: Choices, reply: Reply, thread: TokenizerThread
+) -> bytes:
     pieces: list[list[Piece]] = [[] for _ in range(len(choices))]
+    has_long_scores = False
     while choices.num_unfinished:
         for index, part in await generations.next():
-            if piece := choices.push(index, part):
+            choices.count(index, part)
+            if _has_long_scores(part):
+                has_long_scores = True
+                piece = await thread.run(partial(choices.push, index, part))
+            else:
+                piece = choices.push(index, part)
+            if piece:
                 pieces[index].append(piece)
-    return reply.whole([join(of_choice) for of_choice in pieces], choices.usage)
+
+    def encoded() -> bytes:
+        return encode_json(reply.whole([join(of_choice) for of_choice in pieces], choices.usage))
+
+    return await thread.run(encoded) if has_long_scores else encoded()
 
 
 async def _events(
@@ -186,19 +165,30 @@ async def _events(
     choices: Choices,
     reply: Reply,
     parts: Sequence[tuple[int, Part]],
+    thread: TokenizerThread,
 ) -> AsyncIterator[bytes]:
     """The body of a streamed answer. What goes wrong now can only be told as an event."""
+
+    def show(index: int, part: Part) -> bytes:
+        piece = choices.push(index, part)
+        if piece is None:
+            return b""
+        usage = choices.usage if job.request.wants_usage_on_chunks else UNSET
+        return b"".join(map(_event, reply.chunks(index, piece, usage)))
+
     try:
         if opening := reply.opening():
             yield b"".join(map(_event, opening))
         while True:
-            events: list[bytes] = []
+            events = b""
             for index, part in parts:
-                if piece := choices.push(index, part):
-                    usage = choices.usage if job.request.wants_usage_on_chunks else UNSET
-                    events += map(_event, reply.chunks(index, piece, usage))
+                choices.count(index, part)
+                if _has_long_scores(part):
+                    events += await thread.run(partial(show, index, part))
+                else:
+                    events += show(index, part)
             if events or not parts:
-                yield b"".join(events) or _KEEP_ALIVE
+                yield events or _KEEP_ALIVE
             if not choices.num_unfinished:
                 break
             parts = await generations.next()
@@ -213,5 +203,10 @@ async def _events(
         yield _event(error_body(InternalError("the answer failed; the server's log says why")))
 
 
+def _has_long_scores(part: Part) -> bool:
+    scores = part.prompt_log_probs
+    return scores is not None and len(scores) > SHORT_SCORES
+
+
 def _event(body: Struct | dict) -> bytes:
-    return b"data: " + _ENCODER.encode(body) + b"\n\n"
+    return b"data: " + encode_json(body) + b"\n\n"

@@ -17,12 +17,13 @@ import msgspec
 
 from homing.client import Generation, Part
 from homing.frontend.parsers.reasoning import ReasoningFormat, ReasoningParser
+from homing.frontend.tokenizing import pack_ids
 from homing.params import SamplingParams
 from homing.tokenizer import Tokenizer
 from homing.wire import FinishReason
 
-Submit = Callable[[Sequence[int], SamplingParams, int], Generation]
-"""(prompt ids, parameters, how many of the last ids are resumed) -> generation."""
+Submit = Callable[[bytes, SamplingParams, int], Generation]
+"""(packed prompt, parameters, how many of its last ids are resumed) -> generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class ThinkingGeneration:
     """Iterates and cancels as a `Generation` does."""
 
     def __init__(
-        self, submit: Submit, prompt: Sequence[int], params: SamplingParams, limit: ThinkingLimit
+        self, submit: Submit, prompt: bytes, params: SamplingParams, limit: ThinkingLimit
     ) -> None:
         """`params` leaves room for limit, closer and more. Raises what `Client.submit` raises."""
         self._submit = submit
@@ -87,7 +88,7 @@ class ThinkingGeneration:
             closer = self._limit.closer
             yield _forced(closer, self._params)
             generated += closer
-        resumed = [*self._prompt, *generated]
+        resumed = self._prompt + pack_ids(generated)
         self._current = self._submit(resumed, self._params, len(generated))
         async for part in self._current:
             yield replace(part, num_cached_tokens=None)

@@ -15,26 +15,29 @@ from homing.frontend.openai.tokenize import (
 )
 from homing.frontend.openai.tools import tool_choice
 from homing.frontend.service import ServedModel
+from homing.tokenizer import Tokenizer
 
 MAX_CHARACTERS = 1024 * 1024
 """Of a text to tokenize: the prompts of other requests wait meanwhile, about half a second."""
 
 
-async def tokenize(body: bytes | str, model: ServedModel) -> Tokenized:
+def tokenize(body: bytes, model: ServedModel, tokenizer: Tokenizer) -> Tokenized:
     """Raises `InvalidRequest`."""
     request = read_body(TokenizeRequest, body)
     model.answers_to(request.model)
-    token_ids = await _token_ids(request, body, model)
+    token_ids = _token_ids(request, body, model, tokenizer)
     strings = None
     if request.return_token_strs:
-        strings = [model.tokenizer.token_text(token_id) for token_id in token_ids]
+        strings = [tokenizer.token_text(token_id) for token_id in token_ids]
     return Tokenized(len(token_ids), model.card.max_context_tokens, token_ids, strings)
 
 
-async def _token_ids(request: TokenizeRequest, body: bytes | str, model: ServedModel) -> list[int]:
+def _token_ids(
+    request: TokenizeRequest, body: bytes, model: ServedModel, tokenizer: Tokenizer
+) -> list[int]:
     if request.messages is not None:
         chat = read_chat(body)
-        return (await chat_prompt(chat, tool_choice(chat), model)).token_ids
+        return chat_prompt(chat, tool_choice(chat), model, tokenizer).token_ids
     prompt, special = request.prompt, request.add_special_tokens is not False
     if prompt is None:
         raise InvalidRequest("give a prompt or messages", field="prompt")
@@ -42,15 +45,13 @@ async def _token_ids(request: TokenizeRequest, body: bytes | str, model: ServedM
         raise InvalidRequest(
             f"prompt has {len(prompt)} characters; the limit is {MAX_CHARACTERS}", field="prompt"
         )
-    return await model.thread.run(
-        lambda tokenizer: tokenizer.encode(prompt, add_special_tokens=special)
-    )
+    return tokenizer.encode(prompt, add_special_tokens=special)
 
 
-def detokenize(body: bytes | str, model: ServedModel) -> Detokenized:
+def detokenize(body: bytes, model: ServedModel, tokenizer: Tokenizer) -> Detokenized:
     """Raises `InvalidRequest`."""
     request = read_body(DetokenizeRequest, body)
     model.answers_to(request.model)
     tokens = check_token_ids(request.tokens, model.card.vocab_size, field="tokens")
     skip = bool(request.skip_special_tokens)
-    return Detokenized(model.tokenizer.decode(tokens, skip_special_tokens=skip))
+    return Detokenized(tokenizer.decode(tokens, skip_special_tokens=skip))

@@ -1,13 +1,15 @@
-"""The one thread that encodes prompts and renders chats, away from the event loop.
+"""Work on whole prompts: where it is done, and what comes of it.
 
-A long prompt takes it a while; meanwhile other streams go on, since text for them is decoded on the
-loop with a tokenizer of its own. A short text is encoded there, too: to hand it over would take the
-loop longer.
+Long prompts have a thread of their own: it takes JSON apart, renders chats, encodes and checks, and
+so does it put together what answers tell of a prompt's every token. Meanwhile other streams go on,
+since text for them is decoded on the event loop with a tokenizer of its own. Short ones are worked
+on there, too: to hand them over would take the loop longer.
 """
 
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,10 +18,10 @@ from typing import TypeVar
 from homing.errors import ContextLengthExceeded, Overloaded
 from homing.tokenizer import Tokenizer
 
-SHORT_PROMPT = 1024
-"""Characters, or token ids, that are encoded on the event loop: less than half a millisecond."""
+SHORT_BODY = 2048
+"""Bytes of a request that is read and encoded on the event loop: it takes half a millisecond."""
 MAX_WAITING = 1024
-"""Jobs that may wait for the thread; more are refused."""
+"""Requests that may wait for the thread; more are refused."""
 
 T = TypeVar("T")
 
@@ -29,32 +31,43 @@ class Prompt:
     """A prompt ready to be submitted."""
 
     token_ids: list[int]
+    packed: bytes
+    """The ids as `Client.submit` takes them."""
     text: str | None = None
-    """As the client wrote it; None if it came as ids."""
+    """What an answer that echoes the prompt begins with, if one does."""
     end: str = ""
     """The last characters of a rendered chat."""
     request_id: str | None = None
     """Its own name for /abort, where a request has several prompts."""
 
 
+def pack_ids(token_ids: list[int]) -> bytes:
+    """Ids that are in a vocabulary, as uint32."""
+    return array("I", token_ids).tobytes()
+
+
 class TokenizerThread:
-    """Runs jobs one at a time on a tokenizer that nobody else uses."""
+    """Runs jobs one at a time, with a tokenizer that nobody else uses."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._num_waiting = 0
 
-    async def run(self, job: Callable[[Tokenizer], T]) -> T:
-        """The job's result. A caller that is cancelled takes a job that has not begun with it."""
+    async def prepare(self, job: Callable[[Tokenizer], T]) -> T:
+        """What the job makes of a request. Raises `Overloaded` when too many wait. A caller that is
+        cancelled takes a job that has not begun with it."""
         if self._num_waiting >= MAX_WAITING:
             raise Overloaded(f"{MAX_WAITING} prompts wait to be tokenized; that is the limit")
         self._num_waiting += 1
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._executor, job, self._tokenizer)
+            return await self.run(lambda: job(self._tokenizer))
         finally:
             self._num_waiting -= 1
+
+    async def run(self, job: Callable[[], T]) -> T:
+        """The result of a job that is never refused."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, job)
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)
