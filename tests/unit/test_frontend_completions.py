@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
+from homing.frontend import completions, stream
+from homing.frontend.openai.requests import read_completion
 from homing.frontend.tokenizing import TokenizerThread
 from homing.wire import Finish, FinishReason
 from tests.support.byte_model import BOS, EOS, byte_id, byte_ids
@@ -273,6 +276,26 @@ async def test_prompt_log_probs_have_the_shape_of_vllm(tmp_path):
     assert choice["logprobs"] is None
 
 
+@pytest.mark.parametrize("change", [{"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}])
+async def test_scores_of_a_long_prompt_are_told_by_the_thread(tmp_path, monkeypatch, change):
+    """In the very words in which they are told of a short one."""
+    ran, run = [], TokenizerThread.run
+
+    async def noting_run(thread, job):
+        ran.append(job)
+        return await run(thread, job)
+
+    monkeypatch.setattr(TokenizerThread, "run", noting_run)
+    async with serving(tmp_path, says(byte_ids("xy"))) as frontend:
+        body = {"prompt": "abc", **change}
+        short = [await frontend.post(URL, body), *await frontend.stream(URL, body)]
+        assert not ran
+        monkeypatch.setattr(stream, "SHORT_SCORES", 1)
+        long = [await frontend.post(URL, body), *await frontend.stream(URL, body)]
+    assert len(ran) == 3  # the whole answer's first part and its encoding, the stream's first part
+    assert [answer["choices"] for answer in long] == [answer["choices"] for answer in short]
+
+
 async def test_cache_salts_reach_the_fleet_and_may_not_be_long(tmp_path):
     async with serving(tmp_path, says(byte_ids("x"))) as frontend:
         await frontend.post(URL, {"prompt": "x", "cache_salt": "tenant"})
@@ -341,6 +364,21 @@ async def test_a_body_needs_no_content_type(tmp_path):
         for headers in ({}, {"Content-Type": "text/plain"}):
             response = await frontend.http.post(URL, content=b'{"prompt": "x"}', headers=headers)
             assert strict_json(response.text)["choices"][0]["text"] == "x"
+
+
+async def test_a_long_body_is_taken_apart_by_the_thread(tmp_path, monkeypatch):
+    threads = []
+
+    def noting_read(body):
+        threads.append(threading.current_thread())
+        return read_completion(body)
+
+    monkeypatch.setattr(completions, "read_completion", noting_read)
+    async with serving(tmp_path, says(byte_ids("x")), max_context_tokens=2**20) as frontend:
+        for num_ids in (5, 5000):
+            answer = await frontend.post(URL, {"prompt": [98] * num_ids, "return_token_ids": True})
+            assert answer["choices"][0]["prompt_token_ids"] == [98] * num_ids
+    assert threads[0] is threading.main_thread() is not threads[1]
 
 
 async def test_a_short_prompt_does_not_wait_for_long_ones_to_be_tokenized(tmp_path, monkeypatch):

@@ -142,3 +142,13 @@ async def test_priority_and_a_time_limit_go_with_the_request(tmp_path, path, bod
         urgent, plain = frontend.fleet.submitted
     assert (urgent.priority, urgent.timeout_s) == (-2, pytest.approx(1.5, abs=0.5))
     assert (plain.priority, plain.timeout_s) == (0, None)
+
+
+async def test_messages_beside_a_prompt_of_ids_are_messages_all_the_same(tmp_path):
+    async with serving(tmp_path, says(byte_ids("x"))) as frontend:
+        body = {"messages": [{}], "prompt_token_ids": [98]}
+        error = await frontend.error("/v1/chat/completions", body, 400)
+        assert error["param"] == "messages"
+        body = {"messages": [], "prompt_token_ids": [98]}
+        answer = await frontend.post("/v1/chat/completions", body)
+        assert answer["usage"]["prompt_tokens"] == 1

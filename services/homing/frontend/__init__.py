@@ -4,7 +4,8 @@ One request, in the order in which the files take it up:
 
     access.py       whether it may; app.py: the route
     openai/         requests.py: body -> struct; sampling.py: struct -> SamplingParams
-    completions.py, chat.py     prompt or messages -> token ids, in tokenizing.py's thread
+    completions.py, chat.py     prompt or messages -> token ids -> job.py: what the fleet is to do;
+                    all of that in tokenizing.py's thread where the body is long
     generations.py  token ids -> client -> parts of tokens
     text.py         parts -> pieces of text
     answer_reader.py            pieces of a chat -> content, thoughts, tool calls, by parsers/

@@ -23,12 +23,17 @@ from homing.observe import configure_logging, run_main, watch_lifeline
 
 log = logging.getLogger(__name__)
 
+GIL_SWITCH_S = 0.0005
+"""How long the event loop waits for a thread that works on a long prompt; Python's own 5 ms, again
+and again, delayed other streams by 10 ms."""
+
 
 def main() -> int:
     config = tyro.cli(
         FrontendConfig, prog="homing frontend", description="Serve the fleet's model over HTTP."
     )
     configure_logging("frontend", verbose=config.verbose)
+    sys.setswitchinterval(GIL_SWITCH_S)
     if config.lifeline_fd is not None:
         watch_lifeline(config.lifeline_fd)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

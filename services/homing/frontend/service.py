@@ -164,6 +164,8 @@ def _read_model(card: ModelCard, settings: ModelSettings) -> ServedModel:
     tokenizer, of_thread = (
         Tokenizer.from_dir(directory, chat_template=settings.chat_template) for _ in range(2)
     )
+    for each in (tokenizer, of_thread):
+        each.fewest_tokens("")  # the first time takes long: not while others stream
     tool_call_parser = settings.tool_call_parser
     if tool_call_parser is None and not knows_tools(tokenizer.chat_template):
         tool_call_parser = FORMAT_TOLD

@@ -75,7 +75,8 @@ class Tokenizer:
         return encoding.ids
 
     def fewest_tokens(self, text: str) -> int:
-        """A bound from below on the number of this text's tokens, at no cost."""
+        """A bound from below on the number of this text's tokens. The first call goes through the
+        vocabulary, with the GIL held; later ones cost nothing."""
         return len(text) // self._most_characters_per_token
 
     @cached_property
