@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from homing.engine.deadlines import Deadlines
 from homing.engine.engine import DEADLINE_PASSED, Engine
-from homing.engine.request import Request
+from homing.engine.request import Phase, Request
 from homing.engine.scheduler import Scheduler
 from homing.params import SamplingParams
 from homing.wire import Finish, FinishReason
@@ -149,6 +150,18 @@ def test_a_deadline_passes_in_a_pause_too():
     engine.expire(10.0)
     assert engine.has_work
     assert ends(engine) == {"a": LATE}
+
+
+def test_deadlines_of_requests_that_ended_are_not_remembered_for_long():
+    deadlines = Deadlines()
+    late = request("late", 1, priority=0, first_token=1)
+    deadlines.add(late, 5.0)
+    for number in range(1000):
+        ended = request(str(number), 1, priority=0, first_token=1)
+        deadlines.add(ended, 600.0)
+        ended.phase = Phase.FINISHED
+    assert len(deadlines) < 100
+    assert deadlines.passed(10.0) == [late]
 
 
 def test_the_deadline_of_a_request_that_ended_does_nothing():

@@ -20,6 +20,7 @@ BENCHES = {
     "suspend": "the memory of an engine while it is suspended",
     "precision": "formats of weights and KV cache: speed, memory, log-probabilities beside fp32",
     "engine": "one model in this process: decode and prefill beside the machine's limits",
+    "soak": "random traffic on a small cache: whether every answer is right and nothing leaks",
     "frontend": "one frontend process: what a request and a streamed token cost beside a bare app",
     "route": "the routing policies, by replaying request traces",
 }
