@@ -23,7 +23,8 @@ def test_random_traffic_on_a_small_cache_goes_right_and_leaves_nothing(tmp_path:
     assert result["rss_grown_mib"] < 8  # what Python's allocator may yet take; a leak goes on
 
 
-@pytest.mark.parametrize("setting", [{"requests": 0}, {"cache_tokens": 16}])
-def test_settings_that_cannot_be_are_refused(setting: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=r"--requests|--cache-tokens"):
-        SoakBenchConfig(**setting)
+def test_settings_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--requests"):
+        SoakBenchConfig(requests=0)
+    with pytest.raises(ConfigError, match="--cache-tokens"):
+        SoakBenchConfig(cache_tokens=16)

@@ -7,7 +7,6 @@ from itertools import count
 
 from homing.engine.request import Phase, Request
 
-
 MIN_SWEEP = 64
 
 
