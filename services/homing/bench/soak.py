@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -218,8 +218,7 @@ def run(config: SoakBenchConfig) -> dict[str, Any]:
 
 
 def _part(config: SoakBenchConfig) -> SoakBenchConfig:
-    fields = asdict(config) | {"requests": max(1, int(config.requests * WARM_UP))}
-    return SoakBenchConfig(**fields)
+    return replace(config, requests=max(1, int(config.requests * WARM_UP)))
 
 
 def _load(config: SoakBenchConfig) -> tuple[Engine, int]:
