@@ -140,6 +140,42 @@ async def test_each_concurrency_gives_a_result_with_prompts_of_its_own() -> None
     assert len(set(prompts)) == len(prompts) == 7  # one calibrates
 
 
+async def test_long_prompts_are_sent_beside_the_measured_ones_one_at_a_time() -> None:
+    async with serving(a_token_a_word) as (fake, url):
+        config = ServeBenchConfig(
+            base_url=url,
+            concurrency=(2,),
+            num_prompts=20,
+            prompt_tokens=10,
+            long_prompt_tokens=500,
+            max_tokens=4,
+        )
+        report = await run(config)
+    (result,) = report["results"]
+    assert result["valid"]
+    assert (result["num_requests"], result["output_tokens"]) == (20, 80)
+    assert result["long_prompt_ttft_ms"]["p50"] > 0
+    long = [body for body in fake.bodies if len(body["prompt"].split()) == 500]
+    assert long
+    assert {body["max_tokens"] for body in long} == {1}
+    assert fake.most_in_flight == 3
+
+
+async def test_a_long_prompt_that_fails_voids_the_run() -> None:
+    def only_short(body: dict) -> list[str]:
+        if len(body["prompt"].split()) > 100:
+            return ["400 Bad Request", "too long"]
+        return a_token_a_word(body)
+
+    async with serving(only_short) as (_, url):
+        config = ServeBenchConfig(
+            base_url=url, num_prompts=20, prompt_tokens=10, long_prompt_tokens=500, max_tokens=1
+        )
+        report = await run(config)
+    assert not report["results"][0]["valid"]
+    assert "too long" in report["results"][0]["first_error"]
+
+
 async def test_the_number_of_words_follows_the_servers_own_count() -> None:
     def two_tokens_a_word(body: dict) -> list[str]:
         return [chunk("x"), usage(2 * len(body["prompt"].split()), 1, 0), "[DONE]"]

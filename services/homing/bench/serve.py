@@ -11,7 +11,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 
 import httpx
@@ -43,6 +44,9 @@ class ServeBenchConfig:
     """Tokens of each prompt, about: the result has the server's count."""
     shared_prefix_tokens: int = 0
     """Of those, the tokens at the start that all prompts of the run share."""
+    long_prompt_tokens: int = 0
+    """Keep one more request at the server, of so many prompt tokens and one of answer, which is not
+    measured: how long do the others wait beside a long prompt? 0: none."""
     max_tokens: int = 64
     """Tokens to generate for each prompt."""
     ignore_eos: bool = True
@@ -146,13 +150,49 @@ async def _measure(
         for body in bodies:
             completions.append(await stream_completion(client, body))
 
-    started = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for _ in range(concurrency):
-            group.create_task(send_one_after_another())
-    wall_s = time.perf_counter() - started
+    async with _beside_long_prompts(client, config, model, tokens_per_word) as long_prompts:
+        started = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(send_one_after_another())
+        wall_s = time.perf_counter() - started
     max_cached = config.shared_prefix_tokens + CHANCE_CACHED_TOKENS
-    return {"concurrency": concurrency} | summarize(completions, wall_s, max_cached)
+    result = {"concurrency": concurrency} | summarize(completions, wall_s, max_cached)
+    if config.long_prompt_tokens:
+        result["long_prompt_ttft_ms"] = _spread(_first_token_times(long_prompts))
+        for failed in (each for each in long_prompts if each.error is not None):
+            result |= {"valid": False, "first_error": failed.error}
+    return result
+
+
+@asynccontextmanager
+async def _beside_long_prompts(
+    client: httpx.AsyncClient, config: ServeBenchConfig, model: str, tokens_per_word: float
+) -> AsyncIterator[list[Completion]]:
+    """One long prompt after the other, if any are asked for; yields those that were answered."""
+    answered: list[Completion] = []
+    num_words = round(config.long_prompt_tokens / tokens_per_word)
+    source = PromptSource(num_words=num_words, num_shared_words=0, seed=None)
+
+    async def send() -> None:
+        while True:
+            body = _body(config, model, source.next_prompt()) | {"max_tokens": 1}
+            answered.append(await stream_completion(client, body))
+            if answered[-1].error is not None:
+                return
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(send()) if config.long_prompt_tokens else None
+        yield answered
+        if task:
+            task.cancel()
+
+
+def _first_token_times(completions: Iterable[Completion]) -> Iterator[float]:
+    """Seconds until the first token."""
+    for completion in completions:
+        if completion.content_times:
+            yield completion.content_times[0] - completion.started
 
 
 def summarize(completions: Sequence[Completion], wall_s: float, max_cached_tokens: int) -> dict:
@@ -175,7 +215,7 @@ def summarize(completions: Sequence[Completion], wall_s: float, max_cached_token
         "prompt_tokens_mean": _mean(c.prompt_tokens for c in done if c.prompt_tokens is not None),
         "cached_tokens": sum(cached) if cached else None,
         "requests_with_unexpected_cached_tokens": unexpected,
-        "ttft_ms": _spread(c.content_times[0] - c.started for c in done if c.content_times),
+        "ttft_ms": _spread(_first_token_times(done)),
         "itl_ms": _spread(gap for c in done for gap in np.diff(c.content_times)),
         "e2e_ms": _spread(c.ended - c.started for c in done),
         "errors": len(errors),
