@@ -71,7 +71,7 @@ class Update:
     fresh_memcpy_s: float
     """The same into new memory."""
     transfer_s: float
-    """Until the engine has the parameters in its dtype and in memory of its own."""
+    """Until the engine has the parameters in its dtype, where nobody changes them."""
     check_s: float
     """Looking for values that are not finite."""
     pack_s: float
@@ -138,11 +138,11 @@ def _from_iterator(model: Model, tensors: Tensors, memcpy: Memcpy) -> Update:
 
 
 def _from_shared_memory(model: Model, tensors: Tensors, memcpy: Memcpy) -> Update:
-    copies_s = memcpy.seconds()
     start = time.perf_counter()
     how = {"partial": False, "in_flight": InFlightKV.KEEP, "epoch": None}
     with weight_update(tensors, **how) as update:
         publish_s = time.perf_counter() - start
+        copies_s = memcpy.seconds()
         start = time.perf_counter()
         with open_source(update, model, None) as source:
             opening_s = time.perf_counter() - start

@@ -30,9 +30,9 @@ from homing.errors import InvalidRequest
 PIECE_BYTES = 16 * 2**20
 """Read by one thread at a time."""
 
-HEADER_BYTES = 2 * 2**20
-"""What a file that is written here has before its data: room for 10,000 parameters and more. Of
-whole pages, so that the data's alignment is that of its tensors."""
+HEADER_BYTES = 512 * 2**10
+"""What a file that is written here has before its data, in whole pages: room for 4,000 parameters.
+It is reserved before their names are known, and more of it would take longer to read."""
 
 _DTYPES = {
     "F64": torch.float64,
