@@ -109,6 +109,7 @@ class FakeGeneration:
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     ended: bool = False
+    following: asyncio.Task[None] | None = None
 
     def __aiter__(self) -> FakeGeneration:
         return self
@@ -142,6 +143,16 @@ class FakeGeneration:
             self.ended = True
             raise Unavailable("the client was closed")
 
+    def follow(self, take: Callable[[Part | HomingError], None]) -> None:
+        self.following = asyncio.create_task(self._give_to(take))
+
+    async def _give_to(self, take: Callable[[Part | HomingError], None]) -> None:
+        try:
+            async for part in self:
+                take(part)
+        except HomingError as error:
+            take(error)
+
     @property
     def seed(self) -> int:
         return 7 if self.params.seed is None else self.params.seed
@@ -150,6 +161,8 @@ class FakeGeneration:
         if not self.ended:
             self.ended = True
             self.cancelled.set()
+            if self.following:
+                self.following.cancel()
 
 
 class FakeClient:

@@ -64,8 +64,9 @@ class Access:
 
     def preflight(self) -> Response | None:
         """The answer to a browser that asks whether a page may send a request."""
-        wanted = request.headers.get("Access-Control-Request-Method")
-        if request.method != "OPTIONS" or wanted is None or self._allowed_origin() is None:
+        if request.method != "OPTIONS" or self._allowed_origin() is None:
+            return None
+        if "Access-Control-Request-Method" not in request.headers:
             return None
         headers = {
             "Access-Control-Allow-Methods": "GET, POST, OPTIONS",

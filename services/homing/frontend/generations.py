@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -37,7 +38,7 @@ class SubmitOptions:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A part of choice `index` that was not handed out yet, or was."""
+    """A part of choice `index` that was not handed out yet, or was taken."""
 
     index: int
     part: Part
@@ -54,6 +55,7 @@ class Generations:
     def __init__(self) -> None:
         self._generations: list[Generation | ThinkingGeneration] = []
         self._pumps: list[asyncio.Task[None]] = []
+        self._last: dict[int, _Waiting] = {}  # choice -> its latest part
         self._items: asyncio.Queue[_Waiting | HomingError | None] = asyncio.Queue()
         self._error: HomingError | None = None  # that `next` still has to raise
         self._ticking: asyncio.TimerHandle | None = None
@@ -82,7 +84,11 @@ class Generations:
                     _start(submit, prompt.packed, _choice_params(params, k), thinking)
                 )
         for index, generation in enumerate(self._generations):
-            self._pumps.append(asyncio.create_task(self._pump(index, generation)))
+            take = partial(self._take, index)
+            if isinstance(generation, ThinkingGeneration):
+                self._pumps.append(asyncio.create_task(_pump(generation, take)))
+            else:
+                generation.follow(take)
 
     def tick(self, every_s: float) -> None:
         """From now on `next` returns after so long at the latest, and again and again."""
@@ -118,18 +124,18 @@ class Generations:
         self._items.put_nowait(None)
         self.tick(every_s)
 
-    async def _pump(self, index: int, generation: Generation | ThinkingGeneration) -> None:
-        last: _Waiting | None = None
-        try:
-            async for part in generation:
-                crowded = self._items.qsize() >= MAX_WAITING
-                if crowded and last and not last.taken and last.part.can_take(part):
-                    last.part = last.part.joined(part)
-                else:
-                    last = _Waiting(index, part)
-                    self._items.put_nowait(last)
-        except HomingError as error:
-            self._items.put_nowait(error)
+    def _take(self, index: int, item: Part | HomingError) -> None:
+        """What came of choice `index`."""
+        if isinstance(item, HomingError):
+            self._items.put_nowait(item)
+            return
+        last = self._last.get(index)
+        crowded = self._items.qsize() >= MAX_WAITING
+        if crowded and last and not last.taken and last.part.can_take(item):
+            last.part = last.part.joined(item)
+            return
+        self._last[index] = _Waiting(index, item)
+        self._items.put_nowait(self._last[index])
 
     def _cancel(self) -> None:
         if self._ticking is not None:
@@ -146,6 +152,14 @@ def _start(
     if thinking is None:
         return submit(prompt, params, 0)
     return ThinkingGeneration(submit, prompt, params, thinking)
+
+
+async def _pump(generation: ThinkingGeneration, take: Callable[[Part | HomingError], None]) -> None:
+    try:
+        async for part in generation:
+            take(part)
+    except HomingError as error:
+        take(error)
 
 
 def _submitter(client: Client, options: SubmitOptions, name: str | None) -> Submit:

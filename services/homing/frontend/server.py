@@ -13,7 +13,6 @@ from hypercorn.config import Config
 from quart import Quart
 
 from homing.errors import ConfigError
-from homing.frontend.body_limit import BodyLimit
 
 KEEP_ALIVE_S = 120.0
 """Idle connections live longer than in client pools (75 s at most), so that none is reset just as a
@@ -54,7 +53,7 @@ async def serve_http(
     are left fail, so that their clients are told.
     """
     config = _hypercorn_config(fd, drain_s, tls)
-    serving = asyncio.create_task(serve(BodyLimit(app), config, shutdown_trigger=stop.wait))
+    serving = asyncio.create_task(serve(app, config, shutdown_trigger=stop.wait))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()

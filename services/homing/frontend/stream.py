@@ -85,7 +85,7 @@ def json_response(body: Struct | dict, status: int = 200) -> Response:
 
 
 def json_bytes(body: bytes, status: int = 200) -> Response:
-    return Response(body, status, mimetype="application/json")
+    return Response(body, status, content_type="application/json")
 
 
 class Choices:

@@ -182,7 +182,8 @@ class Client:
             self._wait_for_rank(generation)
         else:
             self._submitter.send(generation)
-        log.debug("submitted", extra=self._names(generation) | {"external_id": external_id})
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("submitted", extra=self._names(generation) | {"external_id": external_id})
         return generation
 
     # Commands to the whole fleet

@@ -64,7 +64,7 @@ class Part:
 
 class Generation:
     """An async iterator of `Part`s. Raises one of Homing's errors instead of ending when it
-    fails."""
+    fails. Who wants the parts without a task of their own follows it."""
 
     def __init__(
         self,
@@ -102,6 +102,7 @@ class Generation:
         self._received = bytearray()  # tokens of all attempts, uint32
         self._has_first_part = False
         self._parts: asyncio.Queue[Part | HomingError] = asyncio.Queue()
+        self._give: Callable[[Part | HomingError], None] = self._parts.put_nowait
         self._ended = False
         self._consumed = False
         self._send_abort = send_abort
@@ -151,7 +152,7 @@ class Generation:
             return
         self.homeless_since = None
         self._received += delta.tokens
-        self._parts.put_nowait(_part(delta, first=not self._has_first_part))
+        self._give(_part(delta, first=not self._has_first_part))
         self._has_first_part = True
         if delta.finish is not None:
             self._end()
@@ -159,14 +160,14 @@ class Generation:
     def fail(self, error: HomingError) -> None:
         """End with an error; nothing happens when it has ended already."""
         if not self._ended:
-            self._parts.put_nowait(error)
+            self._give(error)
             self._end()
 
     def end_aborted(self, detail: str = "") -> None:
         """End as aborted without an engine's word: none is at work on it, or none answers."""
         if not self._ended:
             finish = Finish(FinishReason.ABORT, detail=detail)
-            self._parts.put_nowait(Part(token_ids=[], finish=finish))
+            self._give(Part(token_ids=[], finish=finish))
             self._end()
 
     # What the consumer calls
@@ -183,6 +184,13 @@ class Generation:
             raise part
         self._consumed = part.finish is not None
         return part
+
+    def follow(self, take: Callable[[Part | HomingError], None]) -> None:
+        """Instead of iterating: have `take` called with what has come and with what comes, from the
+        event loop, up to the last part or the error."""
+        self._give = take
+        while not self._parts.empty():
+            take(self._parts.get_nowait())
 
     async def abort(self) -> None:
         """Ask for the end now: the stream ends with what was generated and reason `abort`."""

@@ -8,7 +8,7 @@ asks for nothing: dropped in silence, the answer would look right and not be.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -158,18 +158,23 @@ _NOT_IN_COMPLETIONS = {
 _NOT_IN_CHAT = {**_NOT_HONOURED, "echo": (False,), "best_of": (1,)}
 
 
-def _struct_of(names: Iterable[str]) -> type[Struct]:
-    return msgspec.defstruct("_NotHonoured", [(name, Any, None) for name in names])
+R = TypeVar("R", bound=GenerationRequest)
 
 
-_NotInCompletions = _struct_of(_NOT_IN_COMPLETIONS)
-_NotInChat = _struct_of(_NOT_IN_CHAT)
+def _with_fields(kind: type[R], names: Iterable[str]) -> type[R]:
+    """A request of that kind with fields more."""
+    fields = [(name, Any, None) for name in names]
+    return cast(type[R], msgspec.defstruct("_Body", fields, bases=(kind,), kw_only=True))
+
+
+_CompletionBody = _with_fields(CompletionRequest, _NOT_IN_COMPLETIONS)
+_ChatBody = _with_fields(ChatRequest, _NOT_IN_CHAT)
 
 
 def read_completion(body: bytes | str) -> CompletionRequest:
     """Raises `InvalidRequest` naming what is wrong."""
-    request = read_body(CompletionRequest, body)
-    _refuse(read_body(_NotInCompletions, body), _NOT_IN_COMPLETIONS)
+    request = read_body(_CompletionBody, body)
+    _refuse(request, _NOT_IN_COMPLETIONS)
     if request.best_of not in (None, request.num_choices):
         raise InvalidRequest("best_of is not supported other than equal to n", field="best_of")
     return request
@@ -177,13 +182,13 @@ def read_completion(body: bytes | str) -> CompletionRequest:
 
 def read_chat(body: bytes | str) -> ChatRequest:
     """Raises `InvalidRequest` naming what is wrong."""
-    request = read_body(ChatRequest, body)
-    _refuse(read_body(_NotInChat, body), _NOT_IN_CHAT)
+    request = read_body(_ChatBody, body)
+    _refuse(request, _NOT_IN_CHAT)
     return request
 
 
-def _refuse(values: Struct, harmless: dict[str, tuple[Any, ...]]) -> None:
-    for name in values.__struct_fields__:
-        value = getattr(values, name)
-        if value is not None and value not in harmless[name]:
+def _refuse(request: Struct, not_honoured: dict[str, tuple[Any, ...]]) -> None:
+    for name, harmless in not_honoured.items():
+        value = getattr(request, name)
+        if value is not None and value not in harmless:
             raise InvalidRequest(f"{name} is not supported by this server", field=name)
