@@ -19,7 +19,7 @@ from homing.engine.plan import Chunk
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """All tensors are int32, contiguous, on the CPU.
+    """All tensors are int32, contiguous, and on the CPU until `to` copies them.
 
     Row i computes token `token_ids[i]` at position `positions[i]`, writes its key and value to flat
     cache slot `slot_mapping[i]` = block id * block size + offset, and attends to positions `[0,
@@ -32,6 +32,19 @@ class Batch:
     request_index: Tensor  # [tokens]
     block_tables: Tensor  # [requests, max_blocks], padded with 0
     selected: Tensor  # [selected], rows whose logits are wanted, ascending
+
+    def to(self, device: torch.device) -> Batch:
+        """On a device; itself if it is there."""
+        if self.positions.device == device:
+            return self
+        return Batch(
+            self.token_ids.to(device, non_blocking=True),
+            self.positions.to(device, non_blocking=True),
+            self.slot_mapping.to(device, non_blocking=True),
+            self.request_index.to(device, non_blocking=True),
+            self.block_tables.to(device, non_blocking=True),
+            self.selected.to(device, non_blocking=True),
+        )
 
 
 def build_batch(chunks: Sequence[Chunk], block_size: int) -> Batch:

@@ -31,11 +31,15 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     """bf16, int8 or fp8, of keys and values. One byte instead of two holds twice the tokens.
     Default: auto, the same as dtype."""
+    device: str = "auto"
+    """Where to compute: cpu, cuda, cuda:N or auto, CUDA where there is a GPU. Ranks share out the
+    GPUs. Not yet verified on hardware: docs/cuda.md."""
     max_model_len: Annotated[int | None, arg(aliases=("--max-sequence-length",))] = None
     """Most tokens of a request, prompt and answer. Default: the model's context length."""
     kv_cache_gb: Annotated[float | None, arg(aliases=("--buffer-size-gb",))] = None
     """Memory for keys and values, in GiB. Default: 4, or 15 % of the machine's memory, or what four
-    full batches of longest requests take, whichever is least."""
+    full batches of longest requests take, whichever is least; on CUDA 85 % of the GPU's free
+    memory in place of the first two."""
     block_size: Annotated[int, arg(aliases=("--block-size-tokens",))] = 16
     """Tokens of a KV block: the grain in which prefixes are shared."""
     kv_events: bool = False
@@ -54,9 +58,19 @@ class EngineConfig:
     preemption: Literal["recompute", "offload"] = "recompute"
     """What becomes of the keys and values of a request that has to wait again. recompute: they are
     given up. offload: copied out of the cache, and back later: up to its size in memory more."""
-    attention_backend: Literal["cpu", "torch"] | None = None
+    attention_backend: Literal["cpu", "torch", "flashinfer"] | None = None
     """What computes. cpu: C kernels, compiled at the first start, or an error where they cannot be.
-    torch: the reference, several times slower. Default: the kernels where they can be."""
+    torch: the reference, several times slower. flashinfer: for CUDA. Default: what is fastest of
+    what can be had."""
+    sampling_backend: Literal["torch", "flashinfer"] | None = None
+    """What chooses tokens. torch: on the CPU. flashinfer: on CUDA, where the logits are. Default:
+    flashinfer where it can be."""
+    num_cuda_graphs: int = 8
+    """Batch sizes of decodes that are captured as CUDA graphs, with flashinfer: the largest, half
+    of it, and so on. 0: none, and decode steps of small models wait for the CPU."""
+    cuda_graph_max_requests: int | None = None
+    """The largest batch with a CUDA graph. Larger ones run as they are. Less saves memory of the
+    GPU. Default: `max_batch_requests`."""
     batch_invariant: bool = False
     """Check at the start that a request has the same tokens and log-probabilities, to the bit,
     alone and in a batch, and refuse to start if not. Takes about ten steps."""

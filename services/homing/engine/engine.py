@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from homing.engine.deadlines import Deadlines
 from homing.engine.endings import (
@@ -55,6 +56,15 @@ class RequestOutput(NamedTuple):
     """Of prompt tokens `[1, n)`, on the first output, when asked for."""
     is_first: bool = False
     finish: Finish | None = None
+
+
+class StepInFlight(NamedTuple):
+    """A step whose logits the device computes."""
+
+    plan: StepPlan
+    load: StepLoad
+    started: float
+    logits: Tensor
 
 
 class Engine:
@@ -210,16 +220,27 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Run one step. Returns what it brought, and what ended since the last one."""
+        self.end_step(self.begin_step())
+        return self.take_outputs()
+
+    def begin_step(self) -> StepInFlight | None:
+        """Launch a step; None when there is nothing to run. Until `end_step` new requests may be
+        added and outputs be taken, and nothing else be done: it works on the others' blocks."""
         self._take_grammars()
         plan = self.scheduler.schedule()
-        if plan.chunks:
-            start = time.perf_counter()
-            self._end_queueing(plan, start)
-            load = plan.load  # before the step changes what its requests do
-            self._update(plan, self.runner.run(plan))
-            self._count(load, time.perf_counter() - start)
+        if not plan.chunks:
+            return None
+        start = time.perf_counter()
+        self._end_queueing(plan, start)
+        load = plan.load  # before the step changes what its requests do
+        return StepInFlight(plan, load, start, self.runner.launch(plan))
+
+    def end_step(self, step: StepInFlight | None) -> None:
+        """Wait for it, and have its outputs ready to be taken."""
+        if step is not None:
+            self._update(step.plan, self.runner.collect(step.plan, step.logits))
+            self._count(step.load, time.perf_counter() - step.started)
         self.lifecycle.after_step()
-        return self.take_outputs()
 
     def take_outputs(self) -> list[RequestOutput]:
         """What came about since the last step, without another one."""

@@ -48,9 +48,15 @@ class KVCache:
     def allocate(cls, shape: ModelShape, num_blocks: int, block_size: int) -> KVCache:
         """Zeros, so that the unused tail of a block is finite: 0 * NaN would spoil a masked sum."""
         size = (num_blocks, block_size, shape.num_kv_heads, _stored_head_dim(shape))
+
+        def zeros() -> Tensor:
+            if shape.device.type == "cpu":
+                return _lazy_zeros(size, shape.cache_dtype)
+            return torch.zeros(size, dtype=shape.cache_dtype, device=shape.device)
+
         return cls(
-            keys=[_lazy_zeros(size, shape.cache_dtype) for _ in range(shape.num_layers)],
-            values=[_lazy_zeros(size, shape.cache_dtype) for _ in range(shape.num_layers)],
+            keys=[zeros() for _ in range(shape.num_layers)],
+            values=[zeros() for _ in range(shape.num_layers)],
         )
 
     @property

@@ -1,7 +1,7 @@
 """Keys and values of preempted requests, kept outside of the cache and copied back when they go on.
 
 What comes back are the very bits that were computed, so nothing depends on whether a request was
-offloaded. Knows nothing of requests; on a CPU the other place is memory, too.
+offloaded. Knows nothing of requests; the other place is the machine's memory, on a CPU too.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class KVOffload:
             return None
         self.num_blocks += len(block_ids)
         index = torch.tensor(block_ids)
-        copies = tuple(_bytes(layer)[index] for layer in self._layers)
+        copies = tuple(_bytes(layer)[index].cpu() for layer in self._layers)
         return SavedKV(num_tokens, shareable, copies)
 
     def load(self, saved: SavedKV, first: int, block_ids: Sequence[int]) -> None:
         """Copy saved blocks, from number `first` on, into these."""
         index = torch.tensor(block_ids)
         for layer, copy in zip(self._layers, saved.layers, strict=True):
-            _bytes(layer)[index] = copy[first : first + len(block_ids)]
+            _bytes(layer)[index] = copy[first : first + len(block_ids)].to(layer.device)
 
     def drop(self, saved: SavedKV) -> None:
         self.num_blocks -= saved.num_blocks

@@ -99,6 +99,9 @@ class Lifecycle:
         engine runs, and OSError, with nothing given back, when offloaded memory has no room."""
         if not self._scheduler.paused:
             raise NotAllowed("the engine is running: pause it before you suspend it")
+        keeps_all = kv is KVMode.PERSIST and weights is WeightsMode.KEEP
+        if self._runner.model.shape.device.type != "cpu" and not keeps_all:
+            raise NotAllowed("a GPU's memory cannot be given back: suspend with all of it kept")
         weight_bytes = kv_bytes = 0
         if weights is WeightsMode.OFFLOAD:
             weight_bytes = self._suspension.offload_weights(self._runner.model)

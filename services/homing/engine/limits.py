@@ -8,6 +8,7 @@ from typing import Literal
 
 from homing.engine.block_pool import EvictionPolicy
 from homing.engine.config import EngineConfig
+from homing.engine.devices import free_memory
 from homing.engine.kv_cache import block_bytes
 from homing.engine.models import ModelShape
 from homing.errors import ConfigError
@@ -16,6 +17,8 @@ GIB = 2**30
 DEFAULT_KV_CACHE_GB = 4.0
 DEFAULT_KV_CACHE_SHARE = 0.15
 """Of the machine's memory: two engines and their weights then leave it more than half."""
+DEFAULT_KV_CACHE_GPU_SHARE = 0.85
+"""Of the memory of a GPU that is free once it holds the weights; activations need some, too."""
 DEFAULT_KV_CACHE_BATCHES = 4
 """A cache that nobody sized holds no more than so many full batches of longest requests."""
 
@@ -86,15 +89,13 @@ def _max_context_tokens(config: EngineConfig, shape: ModelShape) -> int:
 def _num_blocks(config: EngineConfig, shape: ModelShape, max_context_tokens: int) -> int:
     bytes_per_block = block_bytes(shape, config.block_size)
     blocks_per_request = -(-max_context_tokens // config.block_size)
-    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    place, memory_gb, default_gb = _memory(shape)
     cache_gb = config.kv_cache_gb
     if cache_gb is None:
         most = DEFAULT_KV_CACHE_BATCHES * config.max_batch_requests * blocks_per_request + 1
-        cache_gb = min(
-            DEFAULT_KV_CACHE_GB, DEFAULT_KV_CACHE_SHARE * memory_gb, most * bytes_per_block / GIB
-        )
+        cache_gb = min(default_gb, most * bytes_per_block / GIB)
     if not 0 < cache_gb < memory_gb:
-        raise ConfigError(f"--kv-cache-gb is {cache_gb:g}; the machine has {memory_gb:.1f} GiB")
+        raise ConfigError(f"--kv-cache-gb is {cache_gb:g}; {place} has {memory_gb:.1f} GiB")
     num_blocks = int(cache_gb * GIB) // bytes_per_block
     needed = blocks_per_request + 1  # and the scratch block
     if num_blocks < needed:
@@ -105,3 +106,17 @@ def _num_blocks(config: EngineConfig, shape: ModelShape, max_context_tokens: int
             f"{needed * bytes_per_block / GIB + 0.01:.2f} or lower --max-model-len"
         )
     return num_blocks
+
+
+def _memory(shape: ModelShape) -> tuple[str, float, float]:
+    """Where a cache would be, its memory, and how much of that a cache may take unless told, in
+    GiB."""
+    if shape.device.type == "cpu":
+        memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+        return (
+            "the machine",
+            memory_gb,
+            min(DEFAULT_KV_CACHE_GB, DEFAULT_KV_CACHE_SHARE * memory_gb),
+        )
+    memory_gb = free_memory(shape.device) / GIB
+    return f"free {shape.device}", memory_gb, DEFAULT_KV_CACHE_GPU_SHARE * memory_gb

@@ -19,11 +19,20 @@ class Runner:
         self.sampler = sampler
         self._block_size = block_size
 
+    @property
+    def overlaps(self) -> bool:
+        """`launch` comes back while the device computes; on a CPU when it has computed."""
+        return self.model.shape.device.type != "cpu"
+
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> Sampled:
-        """Compute the plan's chunks. Prompt scores are added to their requests; returned is one
+    def launch(self, plan: StepPlan) -> Tensor:
+        """Begin to compute the plan's chunks. Returns the logits, for `collect`."""
+        return self.forward(plan)
+
+    @torch.inference_mode()
+    def collect(self, plan: StepPlan, logits: Tensor) -> Sampled:
+        """Wait for what was launched. Prompt scores are added to their requests; returned is one
         token for each chunk that samples, in order."""
-        logits = self.forward(plan)
         sampling_rows: list[int] = []
         row = 0
         for chunk in plan.chunks:

@@ -224,6 +224,12 @@ class EngineSession:
             return [output_message(key.client, [delta], [ended])]
         return []
 
+    def is_new_request(self, message: ToEngine) -> bool:
+        """It adds to what there is, and changes nothing of that."""
+        if not isinstance(message, Submit):
+            return False
+        return (message.client, message.request_id) not in self._attempt_of
+
     def _abort(self, message: Abort) -> None:
         """The answer is among the next outputs. What has ended already has been answered."""
         if self._attempt_of.get((message.client, message.request_id)) == message.attempt:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 
 from homing.engine.config import EngineConfig
+from homing.engine.devices import Machine, SamplingBackend, choose_device, choose_sampling
 from homing.engine.engine import Engine
 from homing.engine.kv_cache import KVCache
 from homing.engine.kv_journal import KvJournal
 from homing.engine.limits import engine_limits
+from homing.engine.models.graphed import GraphedDecoder, graph_sizes
 from homing.engine.parts import EngineParts
+from homing.engine.sampling import Sampler
+from homing.engine.sampling.on_device import FlashInferSampler
 from homing.engine.self_check import check_batch_invariance
 from homing.engine.structured.compiler import GrammarCompiler
 from homing.engine.weights import default_cache_dir, load_model, resolve_model
+from homing.errors import ConfigError
 from homing.tokenizer import Tokenizer
 from homing.wire import ModelCard
 
@@ -26,6 +32,9 @@ def load_engine(config: EngineConfig, parts: EngineParts | None = None) -> tuple
     one line, when they cannot work."""
     torch.set_num_threads(config.threads)
     cache_dir = default_cache_dir(config.environ)
+    machine = Machine.here()
+    device = choose_device(config.device, machine, config.rank)
+    sampling = choose_sampling(config.sampling_backend, device, machine)
     files = resolve_model(config.model, cache_dir=cache_dir, on_progress=log.info)
     tokenizer = Tokenizer.from_dir(files.directory)
     model = load_model(
@@ -34,6 +43,8 @@ def load_engine(config: EngineConfig, parts: EngineParts | None = None) -> tuple
         quantization=config.quantization,
         kv_cache_dtype=config.kv_cache_dtype,
         backend=config.attention_backend,
+        device=device,
+        graph_sizes=graph_sizes_of(config),
         num_threads=config.threads,
         cache_dir=cache_dir,
         on_progress=log.info,
@@ -43,6 +54,9 @@ def load_engine(config: EngineConfig, parts: EngineParts | None = None) -> tuple
     shape = model.shape
     limits = engine_limits(config, shape)
     cache = KVCache.allocate(shape, limits.num_blocks, limits.block_size)
+    if isinstance(model, GraphedDecoder):
+        log.info("capturing CUDA graphs")
+        model.warm_up(cache)
     name = config.served_model_name or files.name
     log.info(
         "loaded",
@@ -51,6 +65,7 @@ def load_engine(config: EngineConfig, parts: EngineParts | None = None) -> tuple
             "dtype": str(shape.dtype),
             "quantization": config.quantization,
             "kv_cache_dtype": str(shape.cache_dtype),
+            "device": str(device),
             "threads": config.threads,
             "kv_cache_tokens": (limits.num_blocks - 1) * limits.block_size,
         },
@@ -65,7 +80,24 @@ def load_engine(config: EngineConfig, parts: EngineParts | None = None) -> tuple
         dtype=str(shape.dtype).removeprefix("torch."),
     )
     grammars = GrammarCompiler(files.directory, shape.vocab_size, shape.eos_token_ids)
-    engine = Engine(model, cache, tokenizer, limits, grammars, parts)
+    engine = Engine(model, cache, tokenizer, limits, grammars, _with_sampler(parts, sampling))
     if config.kv_events:
         engine.block_pool.journal = KvJournal(limits.block_size)
     return engine, card
+
+
+def graph_sizes_of(config: EngineConfig) -> tuple[int, ...]:
+    num_graphs, largest = config.num_cuda_graphs, config.cuda_graph_max_requests
+    if num_graphs < 0:
+        raise ConfigError(f"--num-cuda-graphs is {num_graphs}; it must be at least 0")
+    if largest is not None and largest < 1:
+        raise ConfigError(f"--cuda-graph-max-requests is {largest}; it must be at least 1")
+    return graph_sizes(num_graphs, largest or config.max_batch_requests)
+
+
+def _with_sampler(parts: EngineParts | None, backend: SamplingBackend) -> EngineParts:
+    """A sampler of the caller's own stays."""
+    parts = parts or EngineParts()
+    if backend == "flashinfer" and type(parts.sampler) is Sampler:
+        return replace(parts, sampler=FlashInferSampler())
+    return parts

@@ -13,20 +13,23 @@ import hashlib
 import importlib.metadata
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from homing.engine.attention.flashinfer import FlashInferAttention
+from homing.engine.devices import AttentionBackend, Machine, choose_attention
 from homing.engine.file_cache import build_once
 from homing.engine.kernels.build import NoCompiler, load_library
 from homing.engine.kernels.decoder import CDecoder, why_unsupported
 from homing.engine.kernels.packed import PackedWeights
 from homing.engine.kv_cache import kv_dtype_of
-from homing.engine.models import Model
+from homing.engine.models import CPU, Model, ModelShape
 from homing.engine.models.checkpoint import Checkpoint
 from homing.engine.models.config import DecoderConfig, read_config
+from homing.engine.models.graphed import GraphedDecoder
 from homing.engine.models.llama import TorchDecoder
 from homing.engine.models.quantization import quantization_of
 from homing.errors import ConfigError
@@ -86,20 +89,27 @@ def load_model(
     dtype: str | None = None,
     quantization: str | None = None,
     kv_cache_dtype: str = "auto",
-    backend: str | None = None,
+    backend: AttentionBackend | None = None,
+    device: torch.device = CPU,
+    graph_sizes: Sequence[int] = (),
     num_threads: int = 1,
     cache_dir: Path | None = None,
     on_progress: Callable[[str], None] = print,
 ) -> Model:
     """`dtype` None means bf16. `quantization` None keeps the weights so; else they are rounded as
-    `models.quantization` says. `backend`: "cpu", the kernels, which are compiled on first use;
-    "torch", the reference; None: the kernels where they can be."""
+    `models.quantization` says. `backend`: as `devices` says; "cpu" is compiled on first use.
+    `graph_sizes`: rows of decode steps that are captured as CUDA graphs."""
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not supported (supported: {', '.join(DTYPES)})")
     torch_dtype = DTYPES[dtype or "bf16"]
     formats = quantization_of(quantization)
     config = read_config(files.directory)
-    shape = config.shape(torch_dtype, kv_dtype_of(kv_cache_dtype))
+    shape = config.shape(torch_dtype, kv_dtype_of(kv_cache_dtype), device)
+    backend = choose_attention(backend, shape, Machine.here())
+    if formats is not None and device != CPU:
+        raise ConfigError(
+            f"--quantization {quantization} is for --device cpu: leave it out on CUDA"
+        )
     torch.set_num_threads(num_threads)
 
     def on_layer(index: int) -> None:
@@ -107,6 +117,8 @@ def load_model(
             on_progress(f"loading {files.name}: layer {index + 1} of {config.num_layers}")
 
     with Checkpoint(files.directory, config, torch_dtype) as checkpoint:
+        if backend == "flashinfer":
+            return _with_flashinfer(config, checkpoint, shape, on_layer, graph_sizes)
         library = _kernels(config, cache_dir or default_cache_dir({}), backend)
         if library is None:
             return TorchDecoder(config, checkpoint, shape, on_layer, formats)
@@ -128,6 +140,18 @@ def _kernels(config: DecoderConfig, cache_dir: Path, backend: str | None) -> cty
         raise ConfigError(f"--attention-backend cpu: {reason}")
     logger.warning("running the slow torch path: %s", reason)
     return None
+
+
+def _with_flashinfer(
+    config: DecoderConfig,
+    checkpoint: Checkpoint,
+    shape: ModelShape,
+    on_layer: Callable[[int], None],
+    graph_sizes: Sequence[int],
+) -> Model:
+    attention = FlashInferAttention(shape, config.windows)
+    model = TorchDecoder(config, checkpoint, shape, on_layer, attention=attention)
+    return GraphedDecoder(model, attention, graph_sizes) if graph_sizes else model
 
 
 def _demo_model() -> Path:

@@ -82,6 +82,10 @@ class LaunchConfig:
     """Type of keys and values: auto (that of --dtype), bf16, int8 or fp8. In one byte each, about
     twice as many fit."""
 
+    device: Annotated[str, arg(metavar="NAME")] = EngineConfig.device
+    """Where to compute: cpu, cuda, cuda:N or auto, CUDA where there is a GPU. Ranks share out the
+    GPUs."""
+
     max_model_len: Annotated[
         int | None, arg(metavar="TOKENS", aliases=("--max-sequence-length",))
     ] = None
@@ -108,8 +112,20 @@ class LaunchConfig:
     preemption: Literal["recompute", "offload"] = "recompute"
     """Keys and values of a request that has to wait again: given up, or copied out and back."""
 
-    attention_backend: Annotated[Literal["cpu", "torch"] | None, arg(metavar="NAME")] = None
-    """What computes: cpu, our C kernels, or torch, the slow reference. Without it: what can."""
+    attention_backend: Annotated[
+        Literal["cpu", "torch", "flashinfer"] | None, arg(metavar="NAME")
+    ] = None
+    """What computes: cpu, our C kernels; flashinfer, on CUDA; or torch, the slow reference. Without
+    it: the fastest that can."""
+
+    sampling_backend: Annotated[Literal["torch", "flashinfer"] | None, arg(metavar="NAME")] = None
+    """What chooses tokens: torch, on the CPU, or flashinfer, on CUDA. Without it: what can."""
+
+    num_cuda_graphs: int = EngineConfig.num_cuda_graphs
+    """Batch sizes whose decode steps are CUDA graphs: the largest, half of it, and so on."""
+
+    cuda_graph_max_requests: Annotated[int | None, arg(metavar="NUM")] = None
+    """The largest batch with a CUDA graph. Without it: --max-batch-requests."""
 
     batch_invariant: bool = False
     """Check at the start that results do not depend on the batch; refuse to start if they do."""

@@ -20,7 +20,8 @@ Quantization = Literal["int8", "int4", "fp8"]
 KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
 EvictionPolicy = Literal["lru", "ref_zero"]
 Preemption = Literal["recompute", "offload"]
-AttentionBackend = Literal["cpu", "torch"]
+AttentionBackend = Literal["cpu", "torch", "flashinfer"]
+SamplingBackend = Literal["torch", "flashinfer"]
 KVCacheManagement = Literal["persist", "offload", "discard"]
 
 _CHOICES: dict[str, Sequence[str]] = {
@@ -30,6 +31,7 @@ _CHOICES: dict[str, Sequence[str]] = {
     "prefix_caching_eviction_policy": get_args(EvictionPolicy),
     "preemption": get_args(Preemption),
     "attention_backend": get_args(AttentionBackend),
+    "sampling_backend": get_args(SamplingBackend),
     "kv_cache_management_mode": get_args(KVCacheManagement),
     "routing_policy": POLICY_NAMES,
 }
@@ -46,6 +48,7 @@ ENGINE_FIELDS = {  # field here -> field of an engine's own config, and of a lau
         *("enable_prefix_caching", "prefix_caching_eviction_policy", "enable_chunked_prefill"),
         "preemption",
         *("attention_backend", "batch_invariant", "dtype", "quantization", "kv_cache_dtype"),
+        *("device", "sampling_backend", "num_cuda_graphs", "cuda_graph_max_requests"),
         "num_threads",
     )
 }
@@ -86,7 +89,24 @@ class EngineConfig:
 
     attention_backend: AttentionBackend | None = None
     """What computes. cpu: C kernels, compiled at the first start, or an error where they cannot be.
-    torch: the reference, several times slower. None: the kernels where they can be."""
+    torch: the reference, several times slower. flashinfer: for CUDA. None: what is fastest of what
+    can be had."""
+
+    sampling_backend: SamplingBackend | None = None
+    """What chooses tokens. torch: on the CPU. flashinfer: on CUDA, where the logits are. None:
+    flashinfer where it can be."""
+
+    device: str = engine.EngineConfig.device
+    """Where to compute: cpu, cuda, cuda:N or auto, CUDA where there is a GPU. Engines share out the
+    GPUs of a machine. Not yet verified on hardware."""
+
+    num_cuda_graphs: int = engine.EngineConfig.num_cuda_graphs
+    """Batch sizes of decodes that are captured as CUDA graphs, with flashinfer: the largest, half
+    of it, and so on. 0: none, and decode steps of small models wait for the CPU."""
+
+    cuda_graph_max_requests: int | None = None
+    """The largest batch with a CUDA graph. Larger ones run as they are. Less saves memory of the
+    GPU. None: `max_requests`."""
 
     batch_invariant: bool = False
     """Check at the start that a request has the same tokens and log-probabilities, to the bit,
@@ -161,6 +181,8 @@ class EngineConfig:
         for name in ("block_size_tokens", "max_requests", "max_tokens"):
             _at_least(name, getattr(self, name), 1)
         _at_least("num_threads", self.num_threads, 1)
+        _at_least("num_cuda_graphs", self.num_cuda_graphs, 0)
+        _at_least("cuda_graph_max_requests", self.cuda_graph_max_requests, 1)
         _at_least("max_sequence_length", self.max_sequence_length, 2)
         for name in ("routing_alpha", "prefix_ttl_s", "start_timeout_s"):
             _at_least(name, getattr(self, name), 0.0)

@@ -21,17 +21,34 @@ ROW_MULTIPLE = (
 )
 
 
+class TorchAttention:
+    """See `homing.engine.attention.Attention`."""
+
+    def plan(self, batch: Batch, block_size: int) -> None:
+        """Nothing to prepare."""
+
+    def attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, batch: Batch, *, window: int | None
+    ) -> Tensor:
+        return paged_attention(queries, keys, values, batch, window=window)
+
+
 def paged_attention(
     queries: Tensor, keys: Tensor, values: Tensor, batch: Batch, *, window: int | None
 ) -> Tensor:
     """Causal attention of each row [tokens, heads, head_dim] over its own request's context."""
-    result = torch.empty_like(queries)
+    result = torch.empty_like(queries, dtype=torch.float32)
     for request in batch.request_index.unique().tolist():
         rows = torch.nonzero(batch.request_index == request).flatten()
         result[rows] = _attend(
-            queries[rows], keys, values, batch.positions[rows], batch.block_tables[request], window
+            queries[rows].float(),
+            keys,
+            values,
+            batch.positions[rows],
+            batch.block_tables[request],
+            window,
         )
-    return result
+    return result.to(queries.dtype)
 
 
 def _attend(
@@ -52,11 +69,11 @@ def _attend(
     first = torch.zeros_like(positions) if window is None else positions - window + 1
     group = num_heads // num_kv_heads
 
-    best = torch.full((*queries.shape[:2], 1), -torch.inf)
+    best = torch.full((*queries.shape[:2], 1), -torch.inf, device=queries.device)
     total = torch.zeros_like(best)
     mixed = torch.zeros_like(queries)
     for start in range(0, int(positions.max()) + 1, SPLIT_TOKENS):
-        tokens = torch.arange(start, start + SPLIT_TOKENS)
+        tokens = torch.arange(start, start + SPLIT_TOKENS, device=queries.device)
         visible = (tokens >= first[:, None]) & (tokens <= positions[:, None])  # [rows, tokens]
         visible = visible.repeat_interleave(group, dim=0)
         split_keys, split_values = _gather(keys, values, block_table, tokens)

@@ -19,7 +19,9 @@ from homing.engine.batch import Batch
 if TYPE_CHECKING:
     from homing.engine.kv_cache import KVCache
 
-__all__ = ["Model", "ModelShape"]
+__all__ = ["CPU", "Model", "ModelShape"]
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -36,14 +38,21 @@ class ModelShape:
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype  # of weights that are not rounded; activations and logits are fp32 on a CPU
     kv_dtype: torch.dtype | None = None  # of the KV cache; None: `dtype`. int8 has scales
+    device: torch.device = CPU  # of weights and KV cache
 
     @property
     def cache_dtype(self) -> torch.dtype:
         return self.kv_dtype or self.dtype
 
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of the torch path's matrix products."""
+        return torch.float32 if self.device.type == "cpu" else self.dtype
+
 
 class Model(Protocol):
-    """A decoder. A row's logits have the same bits whatever else is in the batch or the cache."""
+    """A decoder. On a CPU a row's logits have the same bits whatever else is in the batch or the
+    cache."""
 
     @property
     def shape(self) -> ModelShape: ...

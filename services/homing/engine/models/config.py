@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from homing.engine.models import ModelShape
+from homing.engine.models import CPU, ModelShape
 from homing.errors import ConfigError
 
 SUPPORTED_ARCHITECTURES = (
@@ -51,7 +51,12 @@ class DecoderConfig:
     qk_norm: bool
     tied_head: bool
 
-    def shape(self, dtype: torch.dtype, kv_dtype: torch.dtype | None = None) -> ModelShape:
+    def shape(
+        self,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype | None = None,
+        device: torch.device = CPU,
+    ) -> ModelShape:
         return ModelShape(
             num_layers=self.num_layers,
             num_heads=self.num_heads,
@@ -63,6 +68,7 @@ class DecoderConfig:
             eos_token_ids=self.eos_token_ids,
             dtype=dtype,
             kv_dtype=kv_dtype,
+            device=device,
         )
 
 

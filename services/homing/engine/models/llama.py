@@ -1,11 +1,13 @@
 """The decoder of the Llama family in plain torch: the reference that the C kernels are tested
-against.
+against, and what runs on CUDA.
 
 On a CPU it computes in fp32 whatever the weights' dtype (bf16 there means bf16 values of weights
 and cache, fp32 arithmetic), because torch's bf16 linears are slow on CPUs without bf16
 instructions, and because that is what the C kernels do. Quantized weights are rounded, and then
 kept in fp32: they take no less memory here. Runs where there is no compiler, at a fraction of their
 speed.
+
+On CUDA matrix products are of the weights' dtype; norms, rotations and logits are fp32 there, too.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from homing.engine.attention.reference import paged_attention
+from homing.engine.attention import Attention
+from homing.engine.attention.reference import TorchAttention
 from homing.engine.batch import Batch
 from homing.engine.kv_cache import KVCache, write_slots
 from homing.engine.models import ModelShape
@@ -46,22 +49,26 @@ class TorchDecoder:
         shape: ModelShape,
         on_layer: Callable[[int], None],
         quantization: Quantization | None = None,
+        attention: Attention | None = None,
     ) -> None:
+        """attention: None for the reference."""
         self.shape = shape
+        self.attention = attention or TorchAttention()
         self.parameter_shapes: Mapping[str, tuple[int, ...]] = parameter_shapes(config)
         self._config = config
         self._quantization = quantization
         layers, head = quantization and quantization.layers, quantization and quantization.head
-        self._embedding = _fp32(checkpoint.embedding())
-        self._layers = [_in_fp32(layer, layers) for layer in checkpoint.layers(on_layer)]
-        self._final_norm = _fp32(checkpoint.final_norm())
+        self._embedding = self._own(checkpoint.embedding())
+        self._layers = [self._own_layer(layer, layers) for layer in checkpoint.layers(on_layer)]
+        self._final_norm = self._own(checkpoint.final_norm())
         if config.tied_head and head is None:
             self._head = self._embedding
         else:
-            self._head = fake_quantize(_fp32(checkpoint.head()), head)
-        self._cosines, self._sines = rope_tables(
+            self._head = self._own(checkpoint.head(), head)
+        tables = rope_tables(
             config.rope, head_dim=config.head_dim, num_positions=config.max_context_tokens
         )
+        self._cosines, self._sines = (table.to(shape.device) for table in tables)
 
     @property
     def memory(self) -> Sequence[Tensor]:
@@ -77,25 +84,48 @@ class TorchDecoder:
         }
         for index, layer in enumerate(self._layers):
             old |= layer_parameters(self._config, index, layer)
-        new = {name: tensor.to(self.shape.dtype) for name, tensor in parameters.items()}
-        # All in fp32: what was rounded to a scale is not of the model's dtype.
-        weights = DecoderWeights(self._config, torch.float32, old | new, origin="the update")
+        new = {
+            name: tensor.to(self.shape.device, self.shape.dtype)
+            for name, tensor in parameters.items()
+        }
+        # In fp32 on a CPU: what was rounded to a scale is not of the model's dtype.
+        dtype = self.shape.compute_dtype
+        weights = DecoderWeights(self._config, dtype, old | new, origin="the update")
         return TorchDecoder(
-            self._config, weights, self.shape, lambda index: None, self._quantization
+            self._config,
+            weights,
+            self.shape,
+            lambda index: None,
+            self._quantization,
+            self.attention,
         )
 
     @torch.inference_mode()
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        self.attention.plan(batch, cache.block_size)
+        return self.compute(batch.to(self.shape.device), cache, self.attention)
+
+    def compute(self, batch: Batch, cache: KVCache, attention: Attention) -> Tensor:
+        """The device's part of `forward`, which a CUDA graph can capture: `attention` has planned,
+        and the batch is on the device."""
         hidden = self._embedding[batch.token_ids]  # [tokens, hidden]
         cosines = self._cosines[batch.positions][:, None]  # [tokens, 1, head_dim / 2]
         sines = self._sines[batch.positions][:, None]
         for index, layer in enumerate(self._layers):
-            hidden = hidden + self._attention(index, layer, hidden, cosines, sines, batch, cache)
+            queries = self._queries(index, layer, hidden, cosines, sines, batch, cache)
+            attended = attention.attend(
+                queries,
+                cache.keys[index],
+                cache.values[index],
+                batch,
+                window=self._config.windows[index],
+            )
+            hidden = hidden + _linear(attended.flatten(1), layer.output)
             hidden = hidden + self._mlp(layer, hidden)
         hidden = self._norm(hidden[batch.selected], self._final_norm)
-        return _linear(hidden, self._head)
+        return _linear(hidden, self._head).float()
 
-    def _attention(
+    def _queries(
         self,
         index: int,
         layer: LayerWeights,
@@ -105,6 +135,7 @@ class TorchDecoder:
         batch: Batch,
         cache: KVCache,
     ) -> Tensor:
+        """[tokens, heads, head_dim]; writes the layer's keys and values."""
         config = self._config
         heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         qkv = _linear(self._norm(hidden, layer.attention_norm), layer.qkv, layer.qkv_bias)
@@ -114,40 +145,33 @@ class TorchDecoder:
             keys = self._norm(keys, layer.key_norm)
         write_slots(cache.keys[index], _rotate(keys, cosines, sines), batch.slot_mapping)
         write_slots(cache.values[index], values, batch.slot_mapping)
-        attended = paged_attention(
-            _rotate(queries, cosines, sines),
-            cache.keys[index],
-            cache.values[index],
-            batch,
-            window=config.windows[index],
-        )
-        return _linear(attended.flatten(1), layer.output)
+        return _rotate(queries, cosines, sines)
 
     def _mlp(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
         gate, up = _linear(self._norm(hidden, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
         return _linear(F.silu(gate) * up, layer.down)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return (
-            x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self._config.rms_norm_eps) * weight
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._config.rms_norm_eps)
+        return (wide * scale).to(x.dtype) * weight
+
+    def _own_layer(self, layer: LayerWeights, number_format: NumberFormat | None) -> LayerWeights:
+        """Matrices rounded to `number_format`, and back."""
+        present = {name: tensor for name, tensor in vars(layer).items() if tensor is not None}
+        return replace(
+            layer,
+            **{
+                name: self._own(tensor, number_format if tensor.dim() == 2 else None)
+                for name, tensor in present.items()
+            },
         )
 
-
-def _in_fp32(layer: LayerWeights, number_format: NumberFormat | None) -> LayerWeights:
-    """Matrices rounded to `number_format`, and back."""
-    present = {name: tensor for name, tensor in vars(layer).items() if tensor is not None}
-    return replace(
-        layer,
-        **{
-            name: fake_quantize(_fp32(tensor), number_format if tensor.dim() == 2 else None)
-            for name, tensor in present.items()
-        },
-    )
-
-
-def _fp32(tensor: Tensor) -> Tensor:
-    """A copy: what is read may be a mapped file, or a tensor that its owner changes in place."""
-    return tensor.to(torch.float32, copy=True)
+    def _own(self, tensor: Tensor, number_format: NumberFormat | None = None) -> Tensor:
+        """A copy: what is read may be a mapped file, or a tensor that its owner changes."""
+        if number_format is not None:
+            tensor = fake_quantize(tensor.float(), number_format)
+        return tensor.to(self.shape.device, self.shape.compute_dtype, copy=True)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -158,4 +182,5 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Rotate the pairs (i, i + head_dim / 2) of [tokens, heads, head_dim] by their angles."""
     first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
+    rotated = [first * cosines - second * sines, second * cosines + first * sines]
+    return torch.cat(rotated, dim=-1).to(x.dtype)

@@ -43,7 +43,8 @@ class Sampler:
     def sample_from_logits(
         self, logits: Tensor, requests: Sequence[Request]
     ) -> NDArray[np.integer]:
-        """One token id [rows] for each request, given its row of `logits` [rows, vocab] (fp32).
+        """One token id [rows] for each request, given its row of `logits` [rows, vocab] (fp32, on
+        the model's device).
 
         For results that depend neither on the batch nor on the rank, let a row's token follow from
         its logits and its request alone; noise from the request's seed and number of tokens.
@@ -53,6 +54,7 @@ class Sampler:
 
 def choose(logits: Tensor, requests: Sequence[Request]) -> NDArray[np.intp]:
     """The tokens that the requests' parameters ask for; arguments as in `sample_from_logits`."""
+    logits = logits.cpu()
     tokens = np.empty(len(requests), np.intp)
     values = logits.numpy()
     noisy: list[int] = []

@@ -18,6 +18,8 @@ vocabulary of 49,152, however many rows there are."""
 def score(logits: Tensor, chosen: NDArray[np.integer], num_top: int) -> LogProbs:
     """Log-probabilities of `chosen` [rows] under `logits` [rows, vocab], and the `num_top` best."""
     num_top = min(num_top, logits.shape[-1])
+    if logits.is_cuda:
+        return score_on_device(logits, chosen, num_top)
     result = LogProbs(
         chosen=np.empty(len(chosen), np.float32),
         top_ids=np.empty((len(chosen), num_top), np.uint32),
@@ -35,3 +37,16 @@ def score(logits: Tensor, chosen: NDArray[np.integer], num_top: int) -> LogProbs
                 result.top_ids[start + offset] = ids
                 result.top[start + offset] = row[ids]
     return result
+
+
+def score_on_device(logits: Tensor, chosen: NDArray[np.integer], num_top: int) -> LogProbs:
+    """All rows at once, and nothing as wide as the vocabulary copied to the CPU. Which of equal
+    log-probabilities is among the best is up to torch."""
+    log_probs = torch.log_softmax(logits, dim=-1)
+    ids = torch.from_numpy(chosen.astype(np.int64)).to(logits.device)
+    top, top_ids = log_probs.topk(num_top, dim=-1)
+    return LogProbs(
+        chosen=log_probs.gather(-1, ids[:, None]).squeeze(-1).cpu().numpy(),
+        top_ids=top_ids.cpu().numpy().astype(np.uint32),
+        top=top.cpu().numpy(),
+    )
