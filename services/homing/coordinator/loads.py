@@ -131,6 +131,8 @@ class RankLoads:
     def least_loaded(self, slots: int) -> Slot:
         """Of a non-empty set of open slots: the least loaded; of those, the least recently
         chosen."""
+        if slots & (slots - 1) == 0:
+            return Slot(slots.bit_length() - 1)
         return min(slots_of(slots), key=self.order)
 
     def least_recent(self, slots: int) -> Slot:

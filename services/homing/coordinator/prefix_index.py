@@ -78,34 +78,38 @@ class PrefixIndex:
         """
         if not digests:
             return [Match(0, slots)]
-        young, old = self._young.get, self._old.get
-        last = len(digests) - 1
+        held = self._holders(digests[0]) & slots
+        if not held:  # tried first: most ranks hold nothing of a prompt
+            return [Match(0, slots)]
+        matches = [] if held == slots else [Match(0, slots ^ held)]
+        at_end = self._holders(digests[-1]) & held
+        if held != at_end:
+            parts, at_end = self._part(digests, depths, held, at_end)
+            matches += parts
+        if at_end:
+            matches.append(Match(depths[-1], at_end))
+        return matches
 
-        def held_at(point: int, slots: int) -> int:
-            digest = digests[point]
-            return (young(digest, 0) | old(digest, 0)) & slots
+    def _part(
+        self, digests: Sequence[bytes], depths: Sequence[int], held: int, at_end: int
+    ) -> tuple[list[Match], int]:
+        """Part those that hold the first point, `held`, and not the last; and who is left there."""
+
+        def fewer_hold(digest: bytes) -> bool:
+            return self._holders(digest) & held != held
 
         matches: list[Match] = []
-        reached, point = slots, 0  # the ranks that hold all before `point`
-        held = held_at(0, slots)  # tried first: most ranks hold nothing of a prompt
-        while True:
-            if held != reached:
-                matches.append(Match(depths[point - 1] if point else 0, reached ^ held))
-                reached = held
-            at_end = held_at(last, reached) if reached else 0
-            if at_end == reached:
-                break
-            low, high = point + 1, last  # the next point that fewer ranks hold is one of these
-            while low < high:
-                middle = (low + high) // 2
-                if held_at(middle, reached) == reached:
-                    low = middle + 1
-                else:
-                    high = middle
-            point, held = low, held_at(low, reached)
-        if reached:
-            matches.append(Match(depths[last], reached))
-        return matches
+        point = 1  # `held` is who holds all points before it
+        while held != at_end:
+            # The next that fewer hold is one of these, or the last.
+            point = bisect_left(digests, True, point, len(digests) - 1, key=fewer_hold)
+            left = self._holders(digests[point]) & held
+            matches.append(Match(depths[point - 1], held ^ left))
+            held, at_end, point = left, at_end & left, point + 1
+        return matches, at_end
+
+    def _holders(self, digest: bytes) -> int:
+        return self._young.get(digest, 0) | self._old.get(digest, 0)
 
     def record(self, digests: Sequence[bytes], slot: Slot) -> None:
         """A prompt of these blocks was sent to `slot`; there is at least one."""

@@ -217,18 +217,19 @@ class Requests:
         """What is wrong with a submission, if anything. Reads no prompt."""
         if submit.client != client.uid:
             return f"client {submit.client} is not the sender's uid"
-        if submit.prompt is None or submit.sampling is None:
+        prompt: Any = submit.prompt  # buffers whose length is in bytes
+        hashes: Any = submit.block_hashes
+        if prompt is None or submit.sampling is None:
             return "the prompt or the sampling frame is absent"
-        prompt_bytes = memoryview(submit.prompt).nbytes
+        prompt_bytes = len(prompt)
         if not prompt_bytes or prompt_bytes != submit.num_prompt_tokens * TOKEN_BYTES:
             return f"{submit.num_prompt_tokens} prompt tokens in {prompt_bytes} bytes"
         if submit.num_resumed_tokens > submit.num_prompt_tokens:
             return f"{submit.num_resumed_tokens} of {submit.num_prompt_tokens} tokens are resumed"
-        if self._router.reads_prefixes and submit.block_hashes is not None and self.block_size:
-            hash_bytes = memoryview(submit.block_hashes).nbytes
+        if hashes is not None and self._router.reads_prefixes and self.block_size:
             num_points = num_routing_points(submit.num_prompt_tokens // self.block_size)
-            if hash_bytes != num_points * DIGEST_BYTES:
-                return f"{hash_bytes} bytes of hashes for {num_points} routing points"
+            if len(hashes) != num_points * DIGEST_BYTES:
+                return f"{len(hashes)} bytes of hashes for {num_points} routing points"
         return None
 
     def _dispatch(
