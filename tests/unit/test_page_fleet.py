@@ -17,7 +17,9 @@ from homing.frontend import page
 from homing.frontend.page import fleet_json
 from tests.support.demo_fleet import DemoFleet, demo_app
 
-FILES = Path(page.__file__).parent
+ASSETS = Path(page.__file__).parent / "assets"
+KINDS = {".css": "text/css", ".js": "text/javascript"}
+FILES = {file.name: kind for end, kind in KINDS.items() for file in ASSETS.glob(f"*{end}")}
 
 
 async def test_a_fleet_is_its_ranks_and_its_totals():
@@ -57,7 +59,7 @@ def test_the_coordinators_own_snapshot_is_understood_before_anyone_joined():
 
 @pytest.mark.parametrize(
     ("path", "kind"),
-    [("/", "text/html"), ("/page/style.css", "text/css"), ("/page/page.js", "text/javascript")],
+    [("/", "text/html"), *((f"/page/{name}", kind) for name, kind in FILES.items())],
 )
 async def test_the_files_allow_nothing_from_elsewhere(path, kind):
     response = await demo_app(DemoFleet(), words=[]).test_client().get(path)
@@ -84,12 +86,20 @@ async def test_a_coordinator_that_does_not_answer_is_an_error_of_the_frontend():
     assert (await response.get_json())["error"]["message"] == "the coordinator does not answer"
 
 
-def test_every_element_that_the_script_names_is_in_the_page():
-    html = (FILES / "index.html").read_text()
-    script = (FILES / "page.js").read_text()
+def test_every_element_that_the_scripts_name_is_in_the_page():
+    html = (ASSETS / "index.html").read_text()
+    script = "".join(file.read_text() for file in ASSETS.glob("*.js"))
     named = set(re.findall(r'\$\("#([\w-]+)', script)) | set(re.findall(r'figure\("(\w+)"', script))
     assert named
     assert named <= set(re.findall(r'id="([\w-]+)"', html))
+
+
+def test_every_file_is_loaded_by_the_page_or_by_a_script():
+    html = (ASSETS / "index.html").read_text()
+    scripts = "".join(file.read_text() for file in ASSETS.glob("*.js"))
+    loaded = re.findall(r'(?:href|src)="page/([^"]+)"', html)
+    loaded += re.findall(r'^import [^;]*"\./([^"]+)";', scripts, re.MULTILINE)
+    assert set(loaded) == set(FILES)
 
 
 def test_the_page_is_a_blueprint_that_any_app_can_take():

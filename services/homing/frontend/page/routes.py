@@ -1,4 +1,4 @@
-"""The page's routes: its three files, as they are on disk, and the fleet as JSON."""
+"""The page's routes: its files, as they are on disk, and the fleet as JSON."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from quart import Blueprint, Response, jsonify
 from homing.client import FleetView
 from homing.frontend.page.fleet import fleet_json
 
-_DIRECTORY = Path(__file__).parent
-_FILES = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/page/style.css": ("style.css", "text/css; charset=utf-8"),
-    "/page/page.js": ("page.js", "text/javascript; charset=utf-8"),
+_ASSETS = Path(__file__).parent / "assets"
+_CONTENT_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
 }
 _HEADERS = {
     # All that the page needs comes from here, whatever a model writes into it.
@@ -30,9 +30,11 @@ def page_routes(
 ) -> Blueprint:
     """`get_stats`: the coordinator's snapshot; `get_fleet`: what the client knows of the fleet."""
     routes = Blueprint("page", __name__)
-    for path, (name, content_type) in _FILES.items():
-        body = (_DIRECTORY / name).read_bytes()
-        routes.add_url_rule(path, Path(name).stem, _serve(body, content_type))
+    for suffix, content_type in _CONTENT_TYPES.items():
+        for file in _ASSETS.glob(f"*{suffix}"):
+            path = "/" if file.name == "index.html" else f"/page/{file.name}"
+            serve = _serve(file.read_bytes(), content_type)
+            routes.add_url_rule(path, file.name.replace(".", "_"), serve)
 
     @routes.get("/fleet")
     async def fleet() -> Response:
