@@ -8,7 +8,8 @@ import sys
 
 
 def test_the_bench_prints_what_a_frontend_costs_beside_a_bare_app() -> None:
-    flags = "--seconds 0.4 --connections 4 --max-tokens 8 --long-prompt-tokens 2000"
+    flags = "--seconds 0.4 --connections 4 --max-tokens 8"
+    flags += " --long-prompts 1 --long-prompt-tokens 2000"
     command = [sys.executable, "-m", "homing.cli", "bench", "frontend", *flags.split()]
     process = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert process.returncode == 0, process.stderr
@@ -19,4 +20,5 @@ def test_the_bench_prints_what_a_frontend_costs_beside_a_bare_app() -> None:
     assert streamed["events_per_cpu_s"] > 8 * streamed["requests_per_cpu_s"], "and [DONE]"
     assert added["over_http_p50_ms"] > 0
     assert added["without_http_p50_ms"] > 0
-    assert long_prompt["longest_gap_ms"] > 0
+    assert added["bare_app_p50_ms"] > 0
+    assert len(long_prompt["longest_gaps_ms"]) == len(long_prompt["calm_gaps_ms"]) == 1

@@ -15,6 +15,7 @@ import statistics
 import struct
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from urllib.parse import urlsplit
@@ -39,6 +40,9 @@ from homing.wire import (
     pack_payload,
     parse,
 )
+
+PAUSE_S = 0.5
+"""Before a long prompt."""
 
 
 @dataclass
@@ -118,13 +122,17 @@ class Seen:
     num_events: int = 0
     first_event_s: list[float] = field(default_factory=list)
     """From a request to the first bytes of its answer's body, each."""
-    longest_gap_s: float = 0.0
-    """Between two events of an answer."""
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    """Between two events of an answer: when the second came, and how long after the first."""
+
+    def longest_gap_s(self, since: float, until: float) -> float:
+        """Of the gaps that lie within that time, at least in part."""
+        return max((gap for at, gap in self.gaps if since < at and at - gap < until), default=0.0)
 
 
 @dataclass(frozen=True)
 class Load:
-    """Keeps a number of connections busy for a time; prints what they saw as JSON."""
+    """Keeps a number of connections busy for a time at least; prints what they saw as JSON."""
 
     url: str
     body: str
@@ -132,8 +140,10 @@ class Load:
     connections: int
     seconds: float
     lifeline_fd: int
+    num_long_prompts: int = 0
+    """Requests besides, one after the other, with pauses in which nothing disturbs the others."""
     long_prompt_tokens: int = 0
-    """Of the prompt of one request more, half the time in; 0: none."""
+    """Of each of them."""
 
     def run(self) -> None:
         asyncio.run(self._run())
@@ -141,32 +151,48 @@ class Load:
     async def _run(self) -> None:
         seen, numbers = Seen(), count(secrets.randbits(40))
         started = time.monotonic()
-        stop_at = started + self.seconds
-        jobs = [self._keep_busy(seen, numbers, stop_at) for _ in range(self.connections)]
-        if self.long_prompt_tokens:
-            jobs.append(self._disturb(self.seconds / 2))
-        await asyncio.gather(*jobs)
+        disturbing = asyncio.create_task(self._disturb())
+
+        def is_over() -> bool:
+            return time.monotonic() > started + self.seconds and disturbing.done()
+
+        jobs = [self._keep_busy(seen, numbers, is_over) for _ in range(self.connections)]
+        disturbed, *_ = await asyncio.gather(disturbing, *jobs)
         report = {
             "requests": seen.num_requests,
             "events": seen.num_events,
             "seconds": time.monotonic() - started,
             "first_event_p50_ms": 1e3 * statistics.median(seen.first_event_s),
-            "longest_gap_ms": 1e3 * seen.longest_gap_s,
+            "longest_gaps_ms": [1e3 * seen.longest_gap_s(*times) for times in disturbed],
+            "calm_gaps_ms": [
+                1e3 * seen.longest_gap_s(2 * since - until, since) for since, until in disturbed
+            ],
         }
         print(json.dumps(report))
 
-    async def _keep_busy(self, seen: Seen, numbers: count[int], stop_at: float) -> None:
+    async def _keep_busy(
+        self, seen: Seen, numbers: count[int], is_over: Callable[[], bool]
+    ) -> None:
         connection = await Connection.open(self.url)
-        while time.monotonic() < stop_at:
+        while not is_over():
             await connection.post(self.body.replace("@", str(next(numbers))), seen)
         connection.close()
 
-    async def _disturb(self, after_s: float) -> None:
-        await asyncio.sleep(after_s)
+    async def _disturb(self) -> list[tuple[float, float]]:
+        """When each long prompt was sent, and when its answer was there. The pause before it is at
+        least as long as that."""
+        body = json.dumps({"prompt": " word" * self.long_prompt_tokens, "max_tokens": 1})
         connection = await Connection.open(self.url)
-        body = {"prompt": " word" * self.long_prompt_tokens, "max_tokens": 1}
-        await connection.post(json.dumps(body), Seen())
+        times: list[tuple[float, float]] = []
+        pause_s = PAUSE_S
+        for _ in range(self.num_long_prompts):
+            await asyncio.sleep(pause_s)
+            sent_at = time.monotonic()
+            await connection.post(body, Seen())
+            times.append((sent_at, time.monotonic()))
+            pause_s = max(PAUSE_S, 2 * (times[-1][1] - sent_at))
         connection.close()
+        return times
 
 
 class Connection:
@@ -210,7 +236,7 @@ class Connection:
             if last is None:
                 seen.first_event_s.append(now - started)
             else:
-                seen.longest_gap_s = max(seen.longest_gap_s, now - last)
+                seen.gaps.append((now, now - last))
             last = now
             seen.num_events += chunk.count(b"data: ")
         await self._reader.readexactly(2)
