@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from homing.errors import ConfigError, ContextLengthExceeded, InvalidRequest
+from homing.errors import ConfigError, ContextLengthExceeded, InvalidRequest, NotAllowed
 from homing.llm import LLM, AsyncLLM, Result, SamplingParams, ServeConfig, Status
 from homing.params import Regex
 from tests.support.reference import reference_model
@@ -151,6 +153,18 @@ async def test_an_error_that_ends_a_request_is_raised_or_returned(
     assert (fine.status, failed.status) == (Status.COMPLETED, Status.FAILED)
 
 
+async def test_media_for_a_model_that_takes_none_is_a_value_error(
+    fleet: LLM, async_fleet: AsyncLLM
+) -> None:
+    image: Any = {"multi_modal_data": {"image": b"pixels"}}
+    message = "the model tiny-llama takes no media: multi_modal_data must be None"
+    with pytest.raises(ValueError, match=message):
+        fleet.generate("What is it?", **image)
+    for call in (async_fleet.generate("a", **image), anext(async_fleet.stream("a", **image))):
+        with pytest.raises(ValueError, match=message):
+            await call
+
+
 def test_engines_of_a_coordinator_cannot_be_reached_into(fleet: LLM) -> None:
     with pytest.raises(RuntimeError, match="in coordinator mode the engines are other processes"):
         _ = fleet.scheduler
@@ -232,6 +246,58 @@ def test_partial_rollouts_are_taken_out_and_put_back_in(direct: LLM, fleet: LLM)
     assert [r.generated_text for r in whole] == [r.generated_text for r in expected]
 
 
+# Lifecycle
+
+REFUSED = {("running", "suspend"), ("running", "resume"), ("suspended", "unpause")}
+MOVES = {
+    ("running", "pause"): "paused",
+    ("paused", "unpause"): "running",
+    ("paused", "suspend"): "suspended",
+    ("suspended", "resume"): "paused",
+}
+
+
+def test_lifecycle_calls_may_come_in_any_order(model: Path, direct: LLM, fleet: LLM) -> None:
+    """Each after each of the others, while requests come in. Both ranks answer, or it is an error;
+    nothing hangs, no request is lost, and as the weights stay the same, no token changes."""
+    tensors, epochs = reference_model(model).state_dict(), count(1000, 1000)
+    commands: list[tuple[str, Callable[[], Any]]] = [
+        ("pause", fleet.pause),
+        ("pause", lambda: fleet.pause("abort")),
+        ("pause", lambda: fleet.pause("wait")),
+        ("unpause", fleet.unpause),
+        ("suspend", lambda: fleet.suspend("discard", "offload")),
+        ("suspend", lambda: fleet.suspend("offload")),
+        ("resume", fleet.resume),
+        ("reset", fleet.reset),
+        ("set_epoch", lambda: fleet.set_generation_epoch(next(epochs))),
+        ("update", lambda: fleet.update_weights(model)),
+        ("update", lambda: fleet.update_weights(tensors)),
+    ]
+    prompts = [[5 + n, 6, 7] for n in range(120)]
+    asked = greedy(20, ignore_eos=True)
+    state, seen = "running", set[tuple[str, str]]()
+    with ThreadPoolExecutor(8) as pool:
+        running = [pool.submit(fleet.generate, prompt, asked) for prompt in prompts]
+        for name, call in (command for pair in product(commands, commands) for command in pair):
+            seen.add((state, name))
+            if (state, name) in REFUSED:
+                with pytest.raises(NotAllowed):
+                    call()
+            else:
+                assert set(call()) == {0, 1}, (state, name)
+                state = MOVES.get((state, name), state)
+        assert seen == set(product(("running", "paused", "suspended"), dict(commands)))
+        if state == "suspended":
+            fleet.resume()
+        fleet.unpause()
+        results = [result for future in running for result in future.result(60)]
+    for result, whole in zip(results, tokens(direct.generate(prompts, asked)), strict=True):
+        assert result.generated_tokens == whole[: len(result.generated_tokens)]
+        assert result.status is Status.ABORTED or result.generated_tokens == whole
+        assert result.token_epochs == sorted(result.token_epochs)
+
+
 # Engines
 
 
@@ -257,10 +323,10 @@ def test_text_is_the_same_when_an_engine_is_killed(direct: LLM, fleet: LLM) -> N
 
 
 def test_new_weights_reach_every_engine(model: Path, direct: LLM, tmp_path: Path) -> None:
+    """With settings that are not the defaults, which reach the engine processes, too."""
     other = make_tiny_model("llama", tmp_path / "other", seed=1)
     with LLM(other, engine_config=SMALL) as llm:
         expected = tokens(llm.generate(PROMPTS, greedy()))
-    """With settings that are not the defaults, which reach the engine processes, too."""
     config = replace(
         SMALL,
         kv_cache_management_mode="discard",

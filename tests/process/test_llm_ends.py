@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import io
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +30,16 @@ llm = LLM(sys.argv[1], engine_config={SETTINGS}, use_coordinator=True, data_para
 greedy = SamplingParams(temperature=0, num_tokens_to_generate=4)
 print(llm.generate([5, 6, 7], greedy)[0].generated_tokens, flush=True)
 """
+CELLS = f"""
+import io, sys
+sys.stderr = io.StringIO()  # a notebook's is no file
+from homing.llm import LLM, AsyncLLM, EngineConfig, SamplingParams
+greedy = SamplingParams(temperature=0, num_tokens_to_generate=4)
+llm = LLM(sys.argv[1], engine_config={SETTINGS}, use_coordinator=True)
+print(llm.generate([5, 6, 7], greedy, progress=True)[0].generated_tokens)
+beside = AsyncLLM(sys.argv[1], engine_config={SETTINGS})
+print((await beside.generate([5, 6, 7], greedy, progress=True)).generated_tokens)
+"""
 
 
 @pytest.fixture
@@ -37,17 +47,19 @@ def model(tmp_path: Path) -> Path:
     return make_tiny_model("llama", tmp_path / "own")
 
 
-def start(model: Path, code: str, *, interactive: bool = False) -> subprocess.Popen[str]:
+def start(model: Path, code: str, *session: str) -> subprocess.Popen[str]:
+    """As a script without a guard, or typed at the prompt that `session` starts."""
     program = textwrap.dedent(code)
-    how = ["-i", "-q", "-", str(model)] if interactive else ["-c", program, str(model)]
+    script = model.parent / "script.py"
+    script.write_text(program)
     process = subprocess.Popen(
-        [sys.executable, *how],
+        [sys.executable, *(session or [str(script)]), str(model)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    if interactive:
+    if session:
         assert process.stdin is not None
         process.stdin.write(program)
         process.stdin.flush()
@@ -83,23 +95,21 @@ def test_a_program_that_is_killed_leaves_nothing(model: Path, number: signal.Sig
 
 
 def test_a_session_at_the_prompt_generates_and_ends(model: Path) -> None:
-    process = start(model, PROGRAM, interactive=True)
+    process = start(model, PROGRAM, "-i", "-q", "-")
     output, errors = process.communicate("exit()\n", timeout=90)
     assert process.returncode == 0, errors
     assert "[" in output
     wait_until_none(model, 5)
 
 
-async def test_a_notebooks_cell_has_a_loop_that_runs_and_a_stderr_that_is_no_file(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    with LLM(model, engine_config=SMALL, use_coordinator=True) as llm:
-        [result] = llm.generate([5, 6, 7], greedy(), progress=True)
-        assert len(result.generated_tokens) == 12
-        assert processes_of(model)
-    assert not processes_of(model)
+def test_the_cells_of_a_notebook_generate_and_await(model: Path) -> None:
+    """There, too, a loop runs that runs each cell."""
+    process = start(model, CELLS, "-m", "asyncio")
+    output, _ = process.communicate("exit()\n", timeout=90)
+    assert process.returncode == 0
+    first, second = re.findall(r"\[[\d, ]+\]", output)
+    assert first == second
+    wait_until_none(model, 5)
 
 
 def test_one_that_is_forgotten_is_shut_down(model: Path) -> None:

@@ -152,6 +152,15 @@ def test_what_cannot_be_served_is_a_value_error_before_anything_starts(
     assert llm.engine.core.counters.requests_started == started
 
 
+def test_media_for_a_model_that_takes_none_is_a_value_error(llm: LLM) -> None:
+    message = "the model tiny-llama takes no media: multi_modal_data must be None"
+    with pytest.raises(ValueError, match=message):
+        llm.generate("What is it?", multi_modal_data={"image": b"pixels"})
+    with pytest.raises(ValueError, match=message):
+        next(llm.stream("What is it?", multi_modal_data=[]))
+    assert llm.generate([5], greedy(1), multi_modal_data=None)
+
+
 def test_an_error_that_ends_a_request_is_raised_or_returned(llm: LLM) -> None:
     wrong = greedy(structured_output=Regex("(?=a)b"))
     with pytest.raises(InvalidRequest, match="structured output"):

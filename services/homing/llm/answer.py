@@ -71,7 +71,8 @@ class Answer:
         self._top += part.top or []
         self._num_cached = part.num_cached_tokens or self._num_cached
         if part.prompt_log_probs is not None:
-            self._prompt_log_probs, self._prompt_top = part.prompt_log_probs, part.prompt_top
+            self._prompt_log_probs = part.prompt_log_probs
+            self._prompt_top = None if part.prompt_top is None else list(part.prompt_top)
         self._show(part)
         if part.finish is not None:
             return self._delta(part.finish)

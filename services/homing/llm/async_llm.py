@@ -14,13 +14,7 @@ from homing.llm.config import EngineConfig, ServeConfig
 from homing.llm.fleet import Fleet
 from homing.llm.model_files import ModelLike, TokenizerLike
 from homing.llm.progress import BatchProgress
-from homing.llm.prompts import (
-    GivenParams,
-    PromptLike,
-    Prompts,
-    params_of_each,
-    read_prompts,
-)
+from homing.llm.prompts import GivenParams, PromptLike, Prompts, read_batch
 from homing.llm.results import Delta, Result, raise_first_error
 from homing.llm.runtime import RankResults, Runtime
 from homing.llm.text import DetokenizeGenerations, TextHooks, TokenizePrompt
@@ -68,6 +62,7 @@ class AsyncLLM:
         prompts: PromptLike | Result,
         sampling_params: GivenParams = None,
         *,
+        multi_modal_data: Any = None,
         progress: bool | None = None,
         raise_errors: bool = True,
     ) -> Result: ...
@@ -78,6 +73,7 @@ class AsyncLLM:
         prompts: Sequence[PromptLike | Result],
         sampling_params: GivenParams = None,
         *,
+        multi_modal_data: Any = None,
         progress: bool | None = None,
         raise_errors: bool = True,
     ) -> list[Result]: ...
@@ -87,6 +83,7 @@ class AsyncLLM:
         prompts: Prompts,
         sampling_params: GivenParams = None,
         *,
+        multi_modal_data: Any = None,
         progress: bool | None = None,
         raise_errors: bool = True,
     ) -> Result | list[Result]:
@@ -94,25 +91,27 @@ class AsyncLLM:
 
         Arguments and errors as of `LLM.generate`. Cancelling it aborts its requests.
         """
-        given, is_single = read_prompts(prompts)
-        sampling = params_of_each(sampling_params, len(given))
+        batch = read_batch(prompts, sampling_params, multi_modal_data)
         await self._started()
-        with BatchProgress(len(given), progress) as bar:
-            running = self._runtime.generate("generate", given, sampling, bar.on_delta)
+        with BatchProgress(len(batch), progress) as bar:
+            running = self._runtime.generate("generate", batch, bar.on_delta)
             results = await asyncio.wrap_future(running)
         if raise_errors:
             raise_first_error(results)
-        return results[0] if is_single else results
+        return results[0] if batch.is_single else results
 
     async def stream(
-        self, prompts: Prompts, sampling_params: GivenParams = None
+        self,
+        prompts: Prompts,
+        sampling_params: GivenParams = None,
+        *,
+        multi_modal_data: Any = None,
     ) -> AsyncIterator[Delta]:
         """What is new of each answer, as it comes; several prompts' answers are interleaved.
 
         An error that ends a request is raised. Leaving the iterator aborts what is unfinished.
         """
-        given, _ = read_prompts(prompts)
-        sampling = params_of_each(sampling_params, len(given))
+        batch = read_batch(prompts, sampling_params, multi_modal_data)
         await self._started()
         loop = asyncio.get_running_loop()
         inbox: asyncio.Queue[Delta | Future[list[Result]]] = asyncio.Queue()
@@ -121,7 +120,7 @@ class AsyncLLM:
             with suppress(RuntimeError):  # that loop has ended: nobody waits any more
                 loop.call_soon_threadsafe(inbox.put_nowait, item)
 
-        running = self._runtime.generate("stream", given, sampling, put)
+        running = self._runtime.generate("stream", batch, put)
         running.add_done_callback(put)
         try:
             while isinstance(item := await inbox.get(), Delta):

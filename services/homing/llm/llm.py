@@ -12,9 +12,8 @@ from homing.launch.torchrun.config import JobRank
 from homing.llm import local
 from homing.llm.config import EngineConfig, ServeConfig
 from homing.llm.model_files import ModelLike, TokenizerLike
-from homing.llm.params import SamplingParams
 from homing.llm.progress import BatchProgress
-from homing.llm.prompts import GivenParams, GivenPrompt, Prompts, params_of_each, read_prompts
+from homing.llm.prompts import Batch, GivenParams, Prompts, read_batch
 from homing.llm.results import Delta, Result, raise_first_error, raising_errors
 from homing.llm.runtime import RankResults, Runtime
 from homing.llm.text import DetokenizeGenerations, TextHooks, TokenizePrompt
@@ -119,6 +118,7 @@ class LLM:
         prompts: Prompts,
         sampling_params: GivenParams = None,
         *,
+        multi_modal_data: Any = None,
         progress: bool | None = None,
         raise_errors: bool = True,
     ) -> list[Result]:
@@ -126,32 +126,37 @@ class LLM:
 
         prompts: a text, a list of texts, a list of token ids, or a list of those.
         sampling_params: for all, or a list with one for each.
+        multi_modal_data: None; no model that is served here takes media.
         progress: show a progress bar on stderr. None: for long batches on a terminal.
         raise_errors: raise the first error that ends a request, rather than return a result with
         status FAILED for it. What is wrong with a request as such is always raised, as a
         `ValueError`, before any is started.
         """
-        given, _ = read_prompts(prompts)
-        sampling = params_of_each(sampling_params, len(given))
-        with BatchProgress(len(given), progress) as bar:
+        batch = read_batch(prompts, sampling_params, multi_modal_data)
+        with BatchProgress(len(batch), progress) as bar:
             if self._runtime is None:
-                results = local.generate(self.engine, given, sampling, bar.on_delta)
+                results = local.generate(self.engine, batch, bar.on_delta)
             else:
-                results = self._runtime.generate("generate", given, sampling, bar.on_delta).result()
+                results = self._runtime.generate("generate", batch, bar.on_delta).result()
         if raise_errors:
             raise_first_error(results)
         return results
 
-    def stream(self, prompts: Prompts, sampling_params: GivenParams = None) -> Iterator[Delta]:
+    def stream(
+        self,
+        prompts: Prompts,
+        sampling_params: GivenParams = None,
+        *,
+        multi_modal_data: Any = None,
+    ) -> Iterator[Delta]:
         """What is new of each answer, as it comes; several prompts' answers are interleaved.
 
         An error that ends a request is raised. Leaving the iterator aborts what is unfinished.
         """
-        given, _ = read_prompts(prompts)
-        sampling = params_of_each(sampling_params, len(given))
+        batch = read_batch(prompts, sampling_params, multi_modal_data)
         if self._runtime is None:
-            return raising_errors(local.deltas(self.engine, given, sampling))
-        return raising_errors(_fleet_deltas(self._runtime, given, sampling))
+            return raising_errors(local.deltas(self.engine, batch))
+        return raising_errors(_fleet_deltas(self._runtime, batch))
 
     def abort(self, request_ids: Sequence[int] | None = None) -> None:
         """End these requests, or all; their results have what was generated until then."""
@@ -263,11 +268,9 @@ class LLM:
         self.shutdown()
 
 
-def _fleet_deltas(
-    runtime: Runtime, given: Sequence[GivenPrompt], sampling: Sequence[SamplingParams]
-) -> Iterator[Delta]:
+def _fleet_deltas(runtime: Runtime, batch: Batch) -> Iterator[Delta]:
     inbox: queue.SimpleQueue[Delta | Future[list[Result]]] = queue.SimpleQueue()
-    running = runtime.generate("stream", given, sampling, inbox.put)
+    running = runtime.generate("stream", batch, inbox.put)
     running.add_done_callback(inbox.put)
     try:
         while isinstance(item := inbox.get(), Delta):

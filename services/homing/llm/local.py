@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from homing.llm.engine import Engine
-from homing.llm.params import SamplingParams
-from homing.llm.prompts import GivenPrompt
+from homing.llm.prompts import Batch
 from homing.llm.results import Delta, Result
 
 MAX_BATCHES_AHEAD = 4
@@ -15,27 +14,21 @@ MAX_BATCHES_AHEAD = 4
 less."""
 
 
-def generate(
-    engine: Engine,
-    given: Sequence[GivenPrompt],
-    sampling: Sequence[SamplingParams],
-    on_delta: Callable[[Delta], None],
-) -> list[Result]:
+def generate(engine: Engine, batch: Batch, on_delta: Callable[[Delta], None]) -> list[Result]:
     """The results in the order of the prompts."""
     results: dict[int, Result] = {}
-    for delta in deltas(engine, given, sampling):
+    for delta in deltas(engine, batch):
         on_delta(delta)
         if delta.result is not None:
             results[delta.index] = delta.result
-    return [results[index] for index in range(len(given))]
+    return [results[index] for index in range(len(batch))]
 
 
-def deltas(
-    engine: Engine, given: Sequence[GivenPrompt], sampling: Sequence[SamplingParams]
-) -> Iterator[Delta]:
+def deltas(engine: Engine, batch: Batch) -> Iterator[Delta]:
     """Everything new, as it comes. All are checked before the first is started; what is unfinished
     when the iterator is left is aborted."""
-    pairs = zip(given, sampling, strict=True)
+    batch.check_media(engine.card)
+    pairs = zip(batch.prompts, batch.sampling, strict=True)
     waiting = deque(
         (index, wanted, *engine.prepare(prompt, wanted))
         for index, (prompt, wanted) in enumerate(pairs)

@@ -45,6 +45,35 @@ class Prompt:
         return [*self.token_ids, *self.resumed_tokens]
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What `generate` and `stream` are given: prompts one by one, and the parameters of each."""
+
+    prompts: list[GivenPrompt]
+    sampling: list[SamplingParams]
+    multi_modal_data: Any
+    is_single: bool
+    """One prompt was given rather than a list."""
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def check_media(self, card: ModelCard) -> None:
+        """Raise `InvalidRequest` for media: no model that is served here takes any."""
+        if self.multi_modal_data is not None:
+            raise InvalidRequest(
+                f"the model {card.name} takes no media: multi_modal_data must be None",
+                field="multi_modal_data",
+            )
+
+
+def read_batch(prompts: Prompts, sampling_params: GivenParams, multi_modal_data: Any) -> Batch:
+    """Raises `InvalidRequest` for what is no prompt, or for parameters that are not as many."""
+    given, is_single = read_prompts(prompts)
+    sampling = params_of_each(sampling_params, len(given))
+    return Batch(given, sampling, multi_modal_data, is_single)
+
+
 def read_prompts(given: Prompts) -> tuple[list[GivenPrompt], bool]:
     """The prompts one by one, and whether one was given rather than a list."""
     if isinstance(given, str | Result):

@@ -15,7 +15,7 @@ from homing.client import Client, Generation
 from homing.errors import HomingError
 from homing.llm.answer import Answer
 from homing.llm.params import SamplingParams
-from homing.llm.prompts import GivenPrompt, Prompt, prepare
+from homing.llm.prompts import Batch, Prompt, prepare
 from homing.llm.results import Delta, Result
 from homing.llm.text import TextCodec, TextHooks
 from homing.tokenizer import Tokenizer
@@ -51,18 +51,13 @@ class Requests:
         self._request_ids = count(1)
         self._running: dict[int, Generation] = {}
 
-    async def generate(
-        self,
-        given: Sequence[GivenPrompt],
-        sampling: Sequence[SamplingParams],
-        on_delta: OnDelta,
-    ) -> list[Result]:
+    async def generate(self, batch: Batch, on_delta: OnDelta) -> list[Result]:
         """See all of them to their ends; the results are in the order of the prompts.
 
         Raises `InvalidRequest` before any is started.
         """
         loop = asyncio.get_running_loop()
-        prepared = await loop.run_in_executor(self._tokenizing, self._prepare, given, sampling)
+        prepared = await loop.run_in_executor(self._tokenizing, self._prepare, batch)
         tasks = [
             asyncio.create_task(self._run(item, index, on_delta))
             for index, item in enumerate(prepared)
@@ -73,12 +68,11 @@ class Requests:
             for task in tasks:
                 task.cancel()
 
-    def _prepare(
-        self, given: Sequence[GivenPrompt], sampling: Sequence[SamplingParams]
-    ) -> list[Prepared]:
+    def _prepare(self, batch: Batch) -> list[Prepared]:
+        batch.check_media(self._card)
         return [
             Prepared(wanted, *prepare(prompt, wanted, self._encoding, self._card))
-            for prompt, wanted in zip(given, sampling, strict=True)
+            for prompt, wanted in zip(batch.prompts, batch.sampling, strict=True)
         ]
 
     async def _run(self, item: Prepared, index: int, on_delta: OnDelta) -> Result:

@@ -90,6 +90,6 @@ def raise_first_error(results: Iterable[Result]) -> None:
 def raising_errors(deltas: Iterable[Delta]) -> Iterator[Delta]:
     """The deltas, up to one of a request that failed: that raises what ended it."""
     for delta in deltas:
-        if delta.result is not None and delta.result.error is not None:
-            raise delta.result.error
+        if delta.result is not None:
+            raise_first_error([delta.result])
         yield delta

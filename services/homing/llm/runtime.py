@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,8 +16,7 @@ from homing.llm.config import EngineConfig
 from homing.llm.fleet import Fleet
 from homing.llm.loop_thread import LoopThread
 from homing.llm.model_files import ModelLike, TokenizerLike, dtype_of, is_path, model_path
-from homing.llm.params import SamplingParams
-from homing.llm.prompts import GivenPrompt
+from homing.llm.prompts import Batch
 from homing.llm.requests import OnDelta
 from homing.llm.results import Result
 from homing.llm.text import TextHooks
@@ -73,16 +72,10 @@ class Runtime:
             self.close()
             raise
 
-    def generate(
-        self,
-        what: str,
-        given: Sequence[GivenPrompt],
-        sampling: Sequence[SamplingParams],
-        on_delta: OnDelta,
-    ) -> Future[list[Result]]:
+    def generate(self, what: str, batch: Batch, on_delta: OnDelta) -> Future[list[Result]]:
         """Begin it. `on_delta` is called on the fleet's thread."""
         self._check(what)
-        return self.thread.submit(self.fleet.requests.generate(given, sampling, on_delta))
+        return self.thread.submit(self.fleet.requests.generate(batch, on_delta))
 
     def submit(self, what: str, work: Callable[[Fleet], Coroutine[Any, Any, T]]) -> Future[T]:
         """Begin what only the primary rank may."""
