@@ -10,10 +10,10 @@ from homing.params import SamplingParams
 from homing.wire import Lost, LostReason, Submit
 from tests.support.coordinator_fleet import Fleet, output
 from tests.support.coordinator_fleet import submit as coordinator_submit
+from tests.support.engine_session import joined as engine_joined
+from tests.support.engine_session import step
+from tests.support.engine_session import submit as engine_submit
 from tests.unit.test_client import joined, uint32
-from tests.unit.test_engine_session import joined as engine_joined
-from tests.unit.test_engine_session import step
-from tests.unit.test_engine_session import submit as engine_submit
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, int]]:
