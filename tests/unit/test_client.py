@@ -102,7 +102,9 @@ async def test_a_request_streams_its_parts_and_ends_once():
             log_probs=float32(-0.5),
             top=TopLogProbs(2, uint32(10, 11), float32(-0.5, -1.0)),
             num_cached_tokens=4,
-            prompt=PromptLogProbs(float32(-1, -2, -3, -4)),
+            prompt=PromptLogProbs(
+                float32(-1, -2, -3, -4), TopLogProbs(1, uint32(1, 2, 3, 4), float32(0, 0, 0, 0))
+            ),
         )
         coordinator.send(peer, output(client, first))
         coordinator.send(peer, output(client, Delta(request_id, 0, uint32(11, 2), finish=STOPPED)))
@@ -112,6 +114,7 @@ async def test_a_request_streams_its_parts_and_ends_once():
         assert parts[0].top == [[(10, -0.5), (11, -1.0)]]
         assert parts[0].num_cached_tokens == 4
         assert parts[0].prompt_log_probs == [None, -1, -2, -3, -4]
+        assert list(parts[0].prompt_top) == [None, [(1, 0)], [(2, 0)], [(3, 0)], [(4, 0)]]
         assert parts[1].finish == STOPPED
         assert not client._generations
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 
 from homing.client import Part
 from homing.frontend.parsers import Event
@@ -177,8 +178,10 @@ class ChoiceText:
         decoder = IncrementalDecoder(self._tokenizer, [])
         offset = 0
         tokens: list[Token] = []
-        for index, token_id in enumerate(self._prompt_ids):
-            top = part.prompt_top[index] if part.prompt_top else None
-            tokens.append(Token(token_id, offset, part.prompt_log_probs[index], top))
+        tops = repeat(None) if part.prompt_top is None else part.prompt_top
+        for token_id, log_prob, top in zip(
+            self._prompt_ids, part.prompt_log_probs, tops, strict=False
+        ):
+            tokens.append(Token(token_id, offset, log_prob, top))
             offset += len(decoder.push([token_id]))
         return tokens

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
@@ -17,7 +17,7 @@ import msgspec
 
 from homing.errors import ContextLengthExceeded, HomingError, InternalError, InvalidRequest
 from homing.params import SamplingParams
-from homing.wire import Delta, Finish, FinishReason, PromptLogProbs, TopLogProbs
+from homing.wire import Delta, Finish, FinishReason, TopLogProbs
 
 TOKEN_BYTES = 4
 
@@ -36,7 +36,8 @@ class Part:
     """On the first part: prompt tokens that were found in the cache."""
     prompt_log_probs: list[float | None] | None = None
     """On the first part, when asked for; the first token has none."""
-    prompt_top: list[Alternatives | None] | None = None
+    prompt_top: Iterable[Alternatives | None] | None = None
+    """Likewise. To be iterated away from an event loop where the prompt is long."""
     epoch: int = 0
     """Weight epoch under which the tokens were sampled."""
     finish: Finish | None = None
@@ -230,16 +231,21 @@ def _part(delta: Delta, *, first: bool) -> Part:
         top=None if delta.top is None else _alternatives(delta.top),
         num_cached_tokens=delta.num_cached_tokens if first else None,
         prompt_log_probs=None if prompt is None else [None, *_float32(prompt.log_probs)],
-        prompt_top=_prompt_top(prompt),
+        prompt_top=None if prompt is None or prompt.top is None else _PromptTop(prompt.top),
         epoch=delta.epoch,
         finish=delta.finish,
     )
 
 
-def _prompt_top(prompt: PromptLogProbs | None) -> list[Alternatives | None] | None:
-    if prompt is None or prompt.top is None:
-        return None
-    return [None, *_alternatives(prompt.top)]
+@dataclass(frozen=True, slots=True)
+class _PromptTop:
+    """Of a prompt's tokens, read from the wire as often as it is iterated."""
+
+    top: TopLogProbs
+
+    def __iter__(self) -> Iterator[Alternatives | None]:
+        yield None  # nothing predicts the first
+        yield from _alternatives(self.top)
 
 
 def _alternatives(top: TopLogProbs) -> list[Alternatives]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from homing.tokenizer.tokenizer import Tokenizer
 
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
+
 
 class IncrementalDecoder:
     """Turns token ids into text as they come, holding back the bytes of an unfinished character.
@@ -26,7 +28,7 @@ class IncrementalDecoder:
         """`skip_special_tokens`: leave control tokens out of the text."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._utf8 = _Utf8Decoder(errors="replace")
         self._utf8.decode(tokenizer.last_bytes(prompt_ids, 3))  # an unfinished character has 1 to 3
         self._drop_space = tokenizer.strips_leading_space and not tokenizer.last_bytes(
             prompt_ids, 1
