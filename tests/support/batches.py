@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from homing.engine.batch import Batch
+from homing.engine.block_pool import SCRATCH_BLOCK
 from homing.engine.kv_cache import KVCache
 from homing.engine.models import Model
 
@@ -32,9 +33,10 @@ class Driver:
     def __post_init__(self) -> None:
         blocks_each = -(-self.max_tokens // self.block_size)
         num_blocks = self.num_requests * blocks_each
-        self.cache = KVCache.allocate(self.model.shape, num_blocks, self.block_size)
+        self.cache = KVCache.allocate(self.model.shape, num_blocks + 1, self.block_size)
         shuffled = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1))
-        self.block_tables = shuffled.view(self.num_requests, blocks_each).int()
+        others = 1 + SCRATCH_BLOCK + shuffled
+        self.block_tables = others.view(self.num_requests, blocks_each).int()
         self.computed = [0] * self.num_requests
 
     def step(

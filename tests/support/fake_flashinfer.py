@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+
+from homing.engine import startup, weights
+from homing.engine.models import graphed
 
 
 class PagedWrapper:
@@ -239,8 +243,17 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         setattr(package, wrapper.__name__, wrapper)
     for name in ("top_k_renorm_probs", "top_p_renorm_probs"):
         setattr(sampling, name, getattr(here, name))
-    monkeypatch.setitem(sys.modules, "flashinfer", package)
-    monkeypatch.setitem(sys.modules, "flashinfer.sampling", sampling)
+    for module in (package, sampling):
+        module.__spec__ = ModuleSpec(module.__name__, None)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have engines take FlashInfer and graphs on the CPU if they are asked to."""
+    install(monkeypatch)
+    monkeypatch.setattr(weights, "choose_attention", lambda asked, shape, machine: asked)
+    monkeypatch.setattr(startup, "choose_sampling", lambda asked, device, machine: asked)
+    monkeypatch.setattr(graphed, "capture_graph", Recorder().capture)
 
 
 class Recorder:

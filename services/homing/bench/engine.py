@@ -1,7 +1,8 @@
 """`homing bench engine`: what one model does in one process, beside what the machine allows.
 
-No server, scheduler or sampling: the bare step. The limits, memory reads and fp32 products, are
-measured in the same run, because they move with the machine's state and its neighbours. The bound
+No server, scheduler or sampling: the bare step. The limits, memory reads and products (in fp32 on a
+CPU, in the weights' dtype on CUDA), are measured in the same run, because they move with the
+machine's state and its neighbours. The bound
 of a step is the longer of reading weights and KV cache once and doing its arithmetic; nothing that
 uses these weights can be faster.
 """
@@ -16,13 +17,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import tyro
 from torch import Tensor
 
 from homing.engine.batch import Batch
+from homing.engine.devices import Machine, choose_device
 from homing.engine.kv_cache import KVCache, block_bytes, write_slots
 from homing.engine.models import Model, ModelShape
 from homing.engine.models.quantization import Quantization, quantization_of
@@ -30,6 +32,8 @@ from homing.engine.weights import default_cache_dir, load_model, resolve_model
 
 MIN_REPEATS = 3
 LIMIT_SECONDS = 0.5  # for each of the two limits
+LIMIT_SIZES = {"cpu": (2**26, 1536), "cuda": (2**28, 8192)}
+"""fp32 numbers to read, which no cache holds, and the width of matrices to multiply."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,10 @@ class EngineBenchConfig:
     """int8, int4 or fp8: round the weights to it."""
     kv_cache_dtype: str = "auto"
     """bf16, int8 or fp8; auto: that of `dtype`."""
+    device: str = "auto"
+    """cpu, cuda, cuda:N, or auto: CUDA where there is a GPU."""
+    attention_backend: Literal["cpu", "torch", "flashinfer"] | None = None
+    """What computes; None: the fastest of what can be had."""
     num_threads: int = len(os.sched_getaffinity(0))
     """Threads of the model."""
     block_size: int = 16
@@ -71,12 +79,12 @@ class Limits:
     """What this machine reaches with these threads."""
 
     read_gb_per_s: float
-    fp32_gflop_per_s: float
+    gflop_per_s: float
 
     def best(self, other: Limits) -> Limits:
         return Limits(
             max(self.read_gb_per_s, other.read_gb_per_s),
-            max(self.fp32_gflop_per_s, other.fp32_gflop_per_s),
+            max(self.gflop_per_s, other.gflop_per_s),
         )
 
 
@@ -145,18 +153,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(config: EngineBenchConfig) -> dict[str, object]:
     cache_dir = default_cache_dir(os.environ)
+    device = choose_device(config.device, Machine.here())
     files = resolve_model(config.model, cache_dir=cache_dir, on_progress=_to_stderr)
     model = load_model(
         files,
         dtype=config.dtype,
         quantization=config.quantization,
         kv_cache_dtype=config.kv_cache_dtype,
+        backend=config.attention_backend,
+        device=device,
+        graph_sizes=sorted(set(config.batches)),
         num_threads=config.num_threads,
         cache_dir=cache_dir,
         on_progress=_to_stderr,
     )
     torch.set_num_threads(config.num_threads)
-    limits = measure_limits()
+    limits = measure_limits(model.shape)
     cost = StepCost.of(model, quantization_of(config.quantization))
     decodes = (
         decode(
@@ -174,13 +186,14 @@ def run(config: EngineBenchConfig) -> dict[str, object]:
         for prompt in config.prompts
     )
     runs = [*decodes, *prefills]
-    limits = limits.best(measure_limits())  # neighbours come and go
+    limits = limits.best(measure_limits(model.shape))  # neighbours come and go
     results = [_result(run, cost, limits) for run in runs]
     return {
         "model": files.name,
         "dtype": config.dtype,
         "quantization": config.quantization,
         "kv_cache_dtype": config.kv_cache_dtype,
+        "device": str(device),
         "num_threads": config.num_threads,
         "backend": type(model).__name__,
         "limits": asdict(limits),
@@ -188,16 +201,17 @@ def run(config: EngineBenchConfig) -> dict[str, object]:
     }
 
 
-def measure_limits() -> Limits:
-    """With torch's own threads, which `load_model` set to the model's."""
-    numbers = torch.ones(64 * 2**20)  # 256 MiB: no cache holds it
-    read_s = min(_repeat(lambda: numbers.sum(), LIMIT_SECONDS))
-    size = 1536
-    left, right = torch.randn(2, size, size)
-    product_s = min(_repeat(lambda: left @ right, LIMIT_SECONDS))
+def measure_limits(shape: ModelShape) -> Limits:
+    """Where the model is. With torch's own threads, which `load_model` set to the model's."""
+    device = shape.device
+    num_numbers, size = LIMIT_SIZES[device.type]
+    numbers = torch.ones(num_numbers, device=device)
+    read_s = min(_repeat(lambda: numbers.sum(), device, LIMIT_SECONDS))
+    left, right = torch.randn(2, size, size, device=device).to(shape.compute_dtype)
+    product_s = min(_repeat(lambda: left @ right, device, LIMIT_SECONDS))
     return Limits(
         read_gb_per_s=round(numbers.nbytes / read_s / 1e9, 1),
-        fp32_gflop_per_s=round(2 * size**3 / product_s / 1e9, 1),
+        gflop_per_s=round(2 * size**3 / product_s / 1e9, 1),
     )
 
 
@@ -209,7 +223,8 @@ def decode(model: Model, *, batch: int, context: int, num_steps: int, block_size
         for position in range(context - num_steps, context)
     ]
     model.forward(steps[0], cache)
-    seconds = [_timed(lambda step=step: model.forward(step, cache)) for step in steps]
+    device = model.shape.device
+    seconds = [_timed(lambda step=step: model.forward(step, cache), device) for step in steps]
     return Run("decode", batch, rows=batch, context_tokens=context, seconds=seconds)
 
 
@@ -218,7 +233,7 @@ def prefill(model: Model, *, tokens: int, seconds: float, block_size: int) -> Ru
     cache, tables = _filled_cache(model.shape, 1, tokens, block_size)
     requests = torch.zeros(tokens, dtype=torch.int)
     step = _batch(model.shape, tables, block_size, torch.arange(tokens), requests)
-    times = _repeat(lambda: model.forward(step, cache), seconds)
+    times = _repeat(lambda: model.forward(step, cache), model.shape.device, seconds)
     return Run("prefill", 1, rows=tokens, context_tokens=tokens, seconds=times)
 
 
@@ -228,9 +243,11 @@ def _filled_cache(
     """Random keys and values: memory that nobody wrote is one page of zeros, and far faster."""
     blocks_each = -(-context // block_size)
     cache = KVCache.allocate(shape, batch * blocks_each, block_size)
-    slots = torch.arange(batch * blocks_each * block_size)
+    device = shape.device
+    slots = torch.arange(batch * blocks_each * block_size, device=device)
     for tensor in (*cache.keys, *cache.values):
-        write_slots(tensor, torch.randn(len(slots), shape.num_kv_heads, shape.head_dim), slots)
+        size = (len(slots), shape.num_kv_heads, shape.head_dim)
+        write_slots(tensor, torch.randn(size, device=device), slots)
     return cache, torch.randperm(batch * blocks_each).view(batch, blocks_each).int()
 
 
@@ -253,7 +270,7 @@ def _batch(
 def _result(run: Run, cost: StepCost, limits: Limits) -> dict[str, object]:
     bound_ms = 1e3 * max(
         cost.read_bytes(run) / (limits.read_gb_per_s * 1e9),
-        cost.flop(run) / (limits.fp32_gflop_per_s * 1e9),
+        cost.flop(run) / (limits.gflop_per_s * 1e9),
     )
     fastest_ms, median_ms = 1e3 * min(run.seconds), 1e3 * statistics.median(run.seconds)
     return {
@@ -268,18 +285,27 @@ def _result(run: Run, cost: StepCost, limits: Limits) -> dict[str, object]:
     }
 
 
-def _repeat(function: Callable[[], object], min_seconds: float) -> list[float]:
+def _repeat(
+    function: Callable[[], object], device: torch.device, min_seconds: float
+) -> list[float]:
     function()
     seconds: list[float] = []
     while len(seconds) < MIN_REPEATS or sum(seconds) < min_seconds:
-        seconds.append(_timed(function))
+        seconds.append(_timed(function, device))
     return seconds
 
 
-def _timed(function: Callable[[], object]) -> float:
+def _timed(function: Callable[[], object], device: torch.device) -> float:
+    _wait_for(device)
     started = time.perf_counter()
     function()
+    _wait_for(device)
     return time.perf_counter() - started
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _to_stderr(line: str) -> None:

@@ -64,15 +64,16 @@ class GraphedDecoder:
         model: TorchDecoder,
         attention: FlashInferAttention,
         sizes: Sequence[int],
-        capture: Capture = capture_graph,
+        capture: Capture | None = None,
     ) -> None:
-        """attention: the model's own; sizes: rows of the graphs, ascending."""
+        """attention: the model's own; sizes: rows of the graphs, ascending; capture: None for
+        CUDA's."""
         self.shape = model.shape
         self.parameter_shapes = model.parameter_shapes
         self._model = model
         self._attention = attention
         self._sizes = sizes
-        self._capture = capture
+        self._capture = capture or capture_graph
         self._cache: KVCache | None = None
         self._graphs: dict[int, DecodeGraph] = {}  # number of rows -> graph, of `_cache`
 
