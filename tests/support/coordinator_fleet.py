@@ -24,6 +24,8 @@ from homing.wire import (
     FinishReason,
     Heartbeat,
     Hello,
+    Lost,
+    LostReason,
     Message,
     ModelCard,
     Output,
@@ -155,6 +157,16 @@ class Fleet:
         return self.coordinator.snapshot(self.now)
 
 
+def joined_fleet(*, engines: int = 2, clients: int = 1, **settings: Any) -> Fleet:
+    """Engines 0, 1... have joined, then clients 1, 2..."""
+    fleet = Fleet(**settings)
+    for number in range(engines):
+        fleet.join_engine(number)
+    for number in range(1, clients + 1):
+        fleet.join_client(number)
+    return fleet
+
+
 def _seen(instruction: Instruction) -> tuple[bytes, Message]:
     """What the peer would receive."""
     if isinstance(instruction, Send):
@@ -165,6 +177,18 @@ def _seen(instruction: Instruction) -> tuple[bytes, Message]:
 
 def kinds(seen: list[tuple[bytes, Message]]) -> list[tuple[bytes, str]]:
     return [(peer, type(message).__name__) for peer, message in seen]
+
+
+def only(seen: list[tuple[bytes, Message]]) -> Message:
+    [(_, message)] = seen
+    return message
+
+
+def lost(
+    seen: list[tuple[bytes, Message]], client: bytes = b"c1"
+) -> list[tuple[int, int, LostReason]]:
+    messages = to(client, seen)
+    return [(m.request_id, m.attempt, m.reason) for m in messages if isinstance(m, Lost)]
 
 
 def to(peer: bytes, seen: list[tuple[bytes, Message]]) -> list[Message]:

@@ -17,10 +17,8 @@ from homing.wire import (
     pack_payload,
     read_payload,
 )
-from homing.wire import (
-    Fleet as FleetMessage,
-)
-from tests.support.coordinator_fleet import Fleet, engine_hello, kinds, submit, to
+from homing.wire import Fleet as FleetMessage
+from tests.support.coordinator_fleet import Fleet, engine_hello, joined_fleet, kinds, submit, to
 
 PAUSE, UNPAUSE, RESET = Command.PAUSE, Command.UNPAUSE, Command.RESET_PREFIX_CACHE
 
@@ -28,12 +26,7 @@ PAUSE, UNPAUSE, RESET = Command.PAUSE, Command.UNPAUSE, Command.RESET_PREFIX_CAC
 @pytest.fixture
 def fleet() -> Fleet:
     """Two clients, two engines."""
-    fleet = Fleet()
-    fleet.join_engine(0)
-    fleet.join_engine(1)
-    fleet.join_client(1)
-    fleet.join_client(2)
-    return fleet
+    return joined_fleet(clients=2)
 
 
 def done(

@@ -7,15 +7,19 @@ import math
 import pytest
 
 from homing.wire import Drain, Drained, Goodbye, Lost, LostReason, Submit
-from tests.support.coordinator_fleet import Fleet, engine_hello, kinds, output, submit, to
+from tests.support.coordinator_fleet import (
+    Fleet,
+    engine_hello,
+    joined_fleet,
+    kinds,
+    output,
+    submit,
+    to,
+)
 
 
 def two_ranks() -> Fleet:
-    fleet = Fleet(policy="round_robin")
-    for number in (0, 1):
-        fleet.join_engine(number)
-    fleet.join_client()
-    return fleet
+    return joined_fleet(policy="round_robin")
 
 
 def ranks_of_submissions(fleet: Fleet, *numbers: int) -> set[bytes]:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from homing.coordinator.kv_events import MAX_DIGESTS
 from homing.prefix import routing_hashes
 from homing.wire import Control, FleetState, KvEvents, Message, Pause, Submit, pack_payload
 from homing.wire.commands import Command
-from tests.support.coordinator_fleet import BLOCK_SIZE, Fleet, output, submit, tokens
+from tests.support.coordinator_fleet import BLOCK_SIZE, Fleet, joined_fleet, output, submit, tokens
 
 PROMPT = tokens(*range(17))  # of four blocks
 HASHES = routing_hashes(PROMPT, BLOCK_SIZE)
 
 
-def fleet_of_two(**settings: object) -> Fleet:
+def fleet_of_two(**settings: Any) -> Fleet:
     """Idle ranks, of which rank 1 was chosen least recently: who knows nothing chooses it."""
-    fleet = Fleet(**settings)
-    fleet.join_engine(0)
-    fleet.join_engine(1)
-    fleet.join_client()
-    return fleet
+    return joined_fleet(**settings)
 
 
 def chosen(fleet: Fleet, request_id: int, prompt: bytes = PROMPT) -> bytes:

@@ -1,4 +1,4 @@
-"""Requests at the coordinator: dispatch, refusal, and the one end of each."""
+"""Requests at the coordinator: which rank gets each, which are refused, which attempt counts."""
 
 from __future__ import annotations
 
@@ -7,24 +7,12 @@ import pytest
 
 from homing.coordinator.events import Forward, Received
 from homing.prefix import block_hashes
-from homing.wire import (
-    Abort,
-    AbortMatched,
-    AbortMatching,
-    FinishReason,
-    Heartbeat,
-    Lost,
-    LostReason,
-    Output,
-    Submit,
-    pack,
-)
+from homing.wire import Abort, FinishReason, Lost, LostReason, Output, Submit, pack
 from tests.support.coordinator_fleet import (
-    Failure,
     Fleet,
-    client_hello,
-    engine_hello,
+    joined_fleet,
     kinds,
+    lost,
     output,
     submit,
     to,
@@ -35,16 +23,7 @@ from tests.support.coordinator_fleet import (
 @pytest.fixture
 def fleet() -> Fleet:
     """One client, two engines."""
-    fleet = Fleet()
-    fleet.join_client(1)
-    fleet.join_engine(0)
-    fleet.join_engine(1)
-    return fleet
-
-
-def lost(fleet_sends: list, client: bytes = b"c1") -> list[tuple[int, int, LostReason]]:
-    messages = to(client, fleet_sends)
-    return [(m.request_id, m.attempt, m.reason) for m in messages if isinstance(m, Lost)]
+    return joined_fleet()
 
 
 # Dispatch
@@ -128,6 +107,15 @@ def test_predicted_and_actual_cached_tokens_are_of_the_same_finished_requests(fl
     fleet.say(b"e0", output((2, 0), num_cached_tokens=4))
     assert fleet.stats()["predicted_cached_tokens"] == 8
     assert fleet.stats()["actual_cached_tokens"] == 4
+
+
+def test_a_fleet_of_one_block_size_takes_hashes_at_its_points_only(fleet: Fleet) -> None:
+    prompt = tokens(*range(200))  # 50 blocks: points 1..16, 32, 48, 50
+    every_block = b"".join(block_hashes(prompt, 4))
+    sent = fleet.say(b"c1", submit(prompt=prompt, block_hashes=every_block))
+    assert lost(sent) == [(1, 0, LostReason.INVALID)]
+    assert kinds(fleet.say(b"c1", submit(prompt=prompt))) == [(b"e0", "Submit")]
+    assert fleet.coordinator.index.num_entries == 19
 
 
 # Refusal
@@ -271,162 +259,3 @@ def test_an_unreadable_list_of_ends_loses_the_engine_not_the_requests(fleet: Fle
     sent = fleet.say(b"e0", Output(1, 1, 1, b"\xff", b"\x90"))
     assert lost(sent) == [(1, 0, LostReason.RANK_LOST)]
     assert fleet.loads == {1: 0}
-
-
-# Abort
-
-
-def test_an_abort_is_forwarded_and_its_end_comes_from_the_engine(fleet: Fleet) -> None:
-    fleet.say(b"c1", submit())
-    assert fleet.say(b"c1", Abort(1, 1, 0)) == [(b"e0", Abort(1, 1, 0))]
-    assert fleet.loads == {0: 1, 1: 0}
-    ended = output((1, 0), reason=FinishReason.ABORT)
-    assert fleet.say(b"e0", ended) == [(b"c1", ended)]
-    assert fleet.loads == {0: 0, 1: 0}
-
-
-def test_an_abort_told_twice_reaches_the_engine_once(fleet: Fleet) -> None:
-    fleet.say(b"c1", submit())
-    fleet.say(b"c1", Abort(1, 1, 0))
-    assert fleet.say(b"c1", Abort(1, 1, 0)) == []
-
-
-def test_an_abort_of_what_is_not_alive_is_answered_so_that_nobody_waits(fleet: Fleet) -> None:
-    assert lost(fleet.say(b"c1", Abort(1, 7, 0))) == [(7, 0, LostReason.INVALID)]
-    fleet.say(b"c1", submit())
-    assert lost(fleet.say(b"c1", Abort(1, 1, 3))) == [(1, 3, LostReason.INVALID)]
-
-
-def test_an_abort_of_an_earlier_attempt_is_ignored(fleet: Fleet) -> None:
-    fleet.say(b"c1", submit(attempt=2))
-    assert fleet.say(b"c1", Abort(1, 1, 1)) == []
-
-
-def test_an_abort_in_another_clients_name_is_garbage(fleet: Fleet) -> None:
-    fleet.join_client(2)
-    fleet.say(b"c1", submit())
-    assert fleet.say(b"c2", Abort(1, 1, 0)) == []
-    assert fleet.stats()["garbage"] == 1
-
-
-def test_an_aborting_request_whose_engine_dies_still_ends(fleet: Fleet) -> None:
-    fleet.say(b"c1", submit())
-    fleet.say(b"c1", Abort(1, 1, 0))
-    assert lost(fleet.fail(b"e0")) == [(1, 0, LostReason.ABORTED)]
-    assert fleet.loads == {1: 0}
-
-
-def test_requests_are_aborted_by_their_outside_name_whichever_client_submitted_them(
-    fleet: Fleet,
-) -> None:
-    fleet.join_client(2)
-    fleet.say(b"c1", submit(external_digest=7))
-    fleet.say(b"c1", submit(request_id=2, external_digest=8))
-    fleet.say(b"c1", submit(request_id=3))
-    fleet.say(b"c2", submit(client=2, request_id=9, external_digest=7))
-    sent = fleet.say(b"c2", AbortMatching(5, 7))
-    assert to(b"c2", sent) == [AbortMatched(5, 2)]
-    aborts = [message for _, message in sent if isinstance(message, Abort)]
-    assert sorted((a.client, a.request_id) for a in aborts) == [(1, 1), (2, 9)]
-    again = fleet.say(b"c2", AbortMatching(6, 7))
-    assert again == [(b"c2", AbortMatched(6, 2))]  # their engines know
-    fleet.say(b"e0", output((1, 0)))
-    fleet.say(b"e1", output((1, 0)))
-    assert to(b"c2", fleet.say(b"c2", AbortMatching(7, 7))) == [AbortMatched(7, 1)]
-
-
-def test_all_requests_of_the_fleet_are_aborted_at_once(fleet: Fleet) -> None:
-    fleet.join_client(2)
-    fleet.say(b"c1", submit(external_digest=7))
-    fleet.say(b"c2", submit(client=2, request_id=9))
-    sent = fleet.say(b"c2", AbortMatching(5, None))
-    assert to(b"c2", sent) == [AbortMatched(5, 2)]
-    assert len([message for _, message in sent if isinstance(message, Abort)]) == 2
-
-
-def test_nothing_to_abort_is_said_to_be_nothing(fleet: Fleet) -> None:
-    assert fleet.say(b"c1", AbortMatching(5, 7)) == [(b"c1", AbortMatched(5, 0))]
-    assert fleet.say(b"c1", AbortMatching(5, None)) == [(b"c1", AbortMatched(5, 0))]
-
-
-# Loss
-
-
-def test_each_client_is_told_of_each_request_of_a_lost_rank(fleet: Fleet) -> None:
-    fleet.join_client(2)
-    prompt = tokens(1)
-    fleet.say(b"c1", submit(1, 1, prompt=prompt))  # e0
-    fleet.say(b"c1", submit(1, 2, prompt=prompt))  # e1
-    fleet.say(b"c2", submit(2, 1, prompt=prompt))  # e0
-    sent = fleet.fail(b"e0")
-    assert lost(sent, b"c1") == [(1, 0, LostReason.RANK_LOST)]
-    assert lost(sent, b"c2") == [(1, 0, LostReason.RANK_LOST)]
-    assert fleet.loads == {1: 1}
-
-
-def test_a_request_can_be_submitted_again_after_its_rank_was_lost(fleet: Fleet) -> None:
-    fleet.say(b"c1", submit())
-    fleet.fail(b"e0")
-    again = submit(attempt=1, num_resumed_tokens=2)
-    assert kinds(fleet.say(b"c1", again)) == [(b"e1", "Submit")]
-
-
-def test_a_clients_requests_are_aborted_on_their_engines_when_it_is_gone(fleet: Fleet) -> None:
-    fleet.say(b"c1", submit(request_id=1, hashed=False))
-    fleet.say(b"c1", submit(request_id=2, hashed=False))
-    assert fleet.fail(b"c1") == [(b"e0", Abort(1, 1, 0)), (b"e1", Abort(1, 2, 0))]
-    assert fleet.loads == {0: 0, 1: 0}
-    assert fleet.say(b"e0", output((1, 0))) == []
-
-
-def test_a_client_that_does_not_read_is_cut_off_and_nobody_else_notices(fleet: Fleet) -> None:
-    fleet.join_client(2)
-    fleet.say(b"c1", submit(1, 1))
-    fleet.say(b"c2", submit(2, 1))
-    assert fleet.fail(b"c1", Failure.FULL) == [(b"e0", Abort(1, 1, 0))]
-    assert fleet.say(b"e1", output((1, 0), client=2)) == [(b"c2", output((1, 0), client=2))]
-    assert kinds(fleet.say(b"c1", Heartbeat(0))) == [(b"c1", "Rejoin")]
-
-
-def test_an_engine_that_does_not_read_is_lost(fleet: Fleet) -> None:
-    fleet.say(b"c1", submit())
-    assert lost(fleet.fail(b"e0", Failure.FULL)) == [(1, 0, LostReason.RANK_LOST)]
-
-
-def test_an_engine_that_says_hello_again_has_lost_its_requests(fleet: Fleet) -> None:
-    """What it was given after it spoke it has not dropped: it is told to."""
-    fleet.say(b"c1", submit())
-    sent = fleet.say(b"e0", engine_hello(100, 0, incarnation=1))
-    assert lost(sent) == [(1, 0, LostReason.RANK_LEFT)]
-    assert [type(m).__name__ for m in to(b"e0", sent)] == ["Welcome", "Abort"]
-    assert fleet.loads == {0: 0, 1: 0}
-    fleet.say(b"e0", output((1, 0)))
-    assert fleet.loads == {0: 0, 1: 0}
-
-
-def test_a_client_that_says_hello_again_is_told_that_its_requests_are_over(fleet: Fleet) -> None:
-    fleet.say(b"c1", submit())
-    sent = fleet.say(b"c1", client_hello(1, incarnation=1))
-    assert to(b"e0", sent) == [Abort(1, 1, 0)]
-    assert lost(sent) == [(1, 0, LostReason.RANK_LEFT)]
-    assert fleet.loads == {0: 0, 1: 0}
-
-
-def test_a_rank_that_comes_back_has_no_credit_for_what_it_held(fleet: Fleet) -> None:
-    fleet.say(b"c1", submit(request_id=1))
-    fleet.say(b"e0", output((1, 0)))
-    fleet.fail(b"e0")
-    fleet.join_engine(2, rank=0)
-    fleet.say(b"c1", submit(request_id=2))
-    fleet.say(b"e2", output((2, 0)))
-    fleet.say(b"e1", output((2, 0)))
-    assert fleet.stats()["predicted_cached_tokens"] == 0
-
-
-def test_a_fleet_of_one_block_size_takes_hashes_at_its_points_only(fleet: Fleet) -> None:
-    prompt = tokens(*range(200))  # 50 blocks: points 1..16, 32, 48, 50
-    every_block = b"".join(block_hashes(prompt, 4))
-    sent = fleet.say(b"c1", submit(prompt=prompt, block_hashes=every_block))
-    assert lost(sent) == [(1, 0, LostReason.INVALID)]
-    assert kinds(fleet.say(b"c1", submit(prompt=prompt))) == [(b"e0", "Submit")]
-    assert fleet.coordinator.index.num_entries == 19
