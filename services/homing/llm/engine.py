@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count
-from os import PathLike, fspath
+from os import PathLike
 
 import numpy as np
 
@@ -42,9 +42,9 @@ from homing.llm.params import SamplingParams
 from homing.llm.prompts import GivenPrompt, Prompt, PromptLike, prepare, read_prompts
 from homing.llm.results import Alternatives, Delta, Result
 from homing.llm.text import DetokenizeGenerations, TextCodec, TextHooks, TokenizePrompt
-from homing.llm.weights import WeightsLike, named_tensors
+from homing.llm.weights import WeightsLike, given_or_own, named_tensors, weight_update
 from homing.tokenizer import Tokenizer
-from homing.wire import Finish, FinishReason, InFlightKV, UpdateWeights, WeightSource
+from homing.wire import Finish, FinishReason, InFlightKV
 
 GRAMMAR_WAIT_S = 0.05
 """A step that has nothing to run waits so long for what runs beside it: a grammar's compilation."""
@@ -195,17 +195,17 @@ class Engine:
     ) -> int:
         """Serve other weights from the next step on; returns their epoch. As `LLM.update_weights`,
         but that tensors are taken from this process without a detour."""
-        source = self._model if source is None else source
+        source = given_or_own(source, self._model)
         lifecycle = self._core.lifecycle
         options = {"partial": partial, "in_flight": InFlightKV(in_flight), "epoch": epoch}
-        is_path = isinstance(source, str | PathLike)
+        is_file = isinstance(source, str | PathLike)
         with self._lock, ExitStack() as stack:
-            if is_path:
-                update = UpdateWeights(source=WeightSource.DIRECTORY, path=fspath(source))
+            if is_file:
+                update = stack.enter_context(weight_update(source, **options))
                 tensors = stack.enter_context(open_source(update, self.runner.model, None))
             else:
                 tensors = named_tensors(source)
-            lifecycle.update_weights(tensors, owned=is_path, **options)
+            lifecycle.update_weights(tensors, owned=is_file, **options)
             return lifecycle.epoch
 
     @property

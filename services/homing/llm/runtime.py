@@ -8,19 +8,18 @@ import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from homing.launch.torchrun.config import JobRank
 from homing.llm.config import EngineConfig
 from homing.llm.fleet import Fleet
 from homing.llm.loop_thread import LoopThread
-from homing.llm.model_files import ModelLike, TokenizerLike, dtype_of, is_path, model_path
+from homing.llm.model_files import ModelLike, TokenizerLike, dtype_of, model_path
 from homing.llm.prompts import Batch
 from homing.llm.requests import OnDelta
 from homing.llm.results import Result
 from homing.llm.text import TextHooks
-from homing.llm.weights import WeightsLike
+from homing.llm.weights import WeightsLike, given_or_own
 
 T = TypeVar("T")
 
@@ -88,14 +87,7 @@ class Runtime:
         return self.thread.run(work(self.fleet))
 
     def weights(self, source: WeightsLike | None) -> WeightsLike:
-        """`source`, or the model that this was made with."""
-        if source is not None:
-            return source
-        if is_path(self._model) and not (self._model and Path(self._model).is_dir()):
-            raise ValueError(
-                "update_weights: name a source; this model is a file, and stays as it is"
-            )
-        return self._model
+        return given_or_own(source, self._model)
 
     def wait_until_closed(self) -> None:
         if self.close.alive:

@@ -13,6 +13,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from homing.llm.model_files import ModelLike, is_path
 from homing.wire import InFlightKV, UpdateWeights, WeightSource
 
 if TYPE_CHECKING:
@@ -24,6 +25,15 @@ WeightsLike: TypeAlias = "str | PathLike[str] | UpdateWeights | NamedTensors | A
 or an `UpdateWeights`, such as one from a process group in which this process is rank 0."""
 
 SHARED_MEMORY = Path("/dev/shm")
+
+
+def given_or_own(source: WeightsLike | None, model: ModelLike) -> WeightsLike:
+    """The source that was given, or else the model that engines were made with, as it is now."""
+    if source is not None:
+        return source
+    if is_path(model) and not (model and Path(model).is_dir()):
+        raise ValueError("update_weights: name a source; this model is a file, and stays as it is")
+    return model
 
 
 @contextmanager
