@@ -12,15 +12,8 @@ import pytest
 from homing.client import Client, fleet, submitter
 from homing.params import SamplingParams
 from homing.prefix import routing_hashes
-from homing.wire import (
-    AbortMatched,
-    AbortMatching,
-    FinishReason,
-    Lost,
-    LostReason,
-    Rejoin,
-    Submit,
-)
+from homing.wire import AbortMatched, AbortMatching, FinishReason, Lost, LostReason, Rejoin, Submit
+from tests.support import joined_client
 from tests.support.scripted_coordinator import CARD, ScriptedCoordinator
 
 LONG = array.array("I", range(90)).tobytes()
@@ -47,13 +40,8 @@ def gate(monkeypatch) -> Iterator[threading.Event]:
 @pytest.fixture
 async def joined(gate) -> AsyncIterator[tuple[ScriptedCoordinator, Client, bytes]]:
     """A coordinator, a client that has joined it, and the client's identity."""
-    with ScriptedCoordinator() as coordinator:
-        client = Client(coordinator.address)
-        starting = asyncio.create_task(client.start(30))
-        peer = await coordinator.welcome()
-        await starting
-        yield coordinator, client, peer
-        await client.close()
+    async with joined_client.joined() as those:
+        yield those
 
 
 async def test_a_short_prompt_overtakes_a_long_one_that_is_being_hashed(joined, gate):

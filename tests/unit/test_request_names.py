@@ -13,7 +13,7 @@ from tests.support.coordinator_fleet import submit as coordinator_submit
 from tests.support.engine_session import joined as engine_joined
 from tests.support.engine_session import step
 from tests.support.engine_session import submit as engine_submit
-from tests.unit.test_client import joined, uint32
+from tests.support.joined_client import joined, uint32
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, int]]:
