@@ -55,7 +55,7 @@ def load_engine(config: EngineConfig, parts: EngineParts | None = None) -> tuple
     limits = engine_limits(config, shape)
     cache = KVCache.allocate(shape, limits.num_blocks, limits.block_size)
     if isinstance(model, GraphedDecoder):
-        log.info("capturing CUDA graphs")
+        log.info("compiling attention kernels, if they are new, and capturing CUDA graphs")
         model.warm_up(cache)
     name = config.served_model_name or files.name
     log.info(

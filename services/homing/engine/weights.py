@@ -111,6 +111,8 @@ def load_model(
             f"--quantization {quantization} is for --device cpu: leave it out on CUDA"
         )
     torch.set_num_threads(num_threads)
+    if device != CPU:
+        torch.cuda.set_device(device)  # what names no device would take memory of the first
 
     def on_layer(index: int) -> None:
         if index % 8 == 0:

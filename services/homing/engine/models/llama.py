@@ -34,8 +34,9 @@ from homing.engine.models.config import DecoderConfig
 from homing.engine.models.quantization import NumberFormat, Quantization, fake_quantize
 from homing.engine.models.rope import rope_tables
 
-# fp32 matrix products of 1, 2, 3 or 5 rows take other code paths in MKL than larger ones, and round
-# otherwise. Padded to whole eights, a row's bits do not depend on how many rows there are.
+# On a CPU fp32 matrix products of 1, 2, 3 or 5 rows take other code paths in MKL than larger ones,
+# and round otherwise. Padded to whole eights, a row's bits do not depend on how many rows there
+# are.
 ROW_MULTIPLE = 8
 
 
@@ -175,6 +176,8 @@ class TorchDecoder:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if x.device.type != "cpu":
+        return F.linear(x, weight, bias)
     padding = -x.shape[0] % ROW_MULTIPLE
     return F.linear(F.pad(x, (0, 0, 0, padding)), weight, bias)[: x.shape[0]]
 
