@@ -106,20 +106,21 @@ class Requests:
             return
         ids = submit.request_id, submit.attempt
         if problem := self._problem(client, submit):
-            self._refuse(client, *ids, LostReason.INVALID, problem)
+            self._refuse(client, _lost(ids, LostReason.INVALID, problem))
         elif not self._loads.num_open or self.block_size is None:
             detail = "no engine is serving"
-            self._refuse(client, *ids, LostReason.NO_RANK, detail, RETRY_AFTER_S)
+            self._refuse(client, _lost(ids, LostReason.NO_RANK, detail, RETRY_AFTER_S))
         elif why := self._admission.why_not(holder := _holder(client, submit), now):
             retry_after_s = self._shares.retry_after_s(now)
-            self._refuse(client, *ids, LostReason.OVERLOADED, why, retry_after_s)
+            self._refuse(client, _lost(ids, LostReason.OVERLOADED, why, retry_after_s))
         else:
             self._dispatch(client, holder, submit, frames, self.block_size, now)
 
     def submit_unread(self, client: Client, request_id: int, attempt: int, reason: str) -> None:
         """Refuse a submission of which only the ids could be read."""
         if not self._is_repeat(client, request_id, attempt):
-            self._refuse(client, request_id, attempt, LostReason.INVALID, reason)
+            ids = request_id, attempt
+            self._refuse(client, _lost(ids, LostReason.INVALID, reason))
 
     def abort(self, client: Client, abort: Abort, frames: Sequence[Buffer]) -> None:
         """Tell the engine; its last Output tells the client.
@@ -130,7 +131,8 @@ class Requests:
         request = client.requests.get(abort.request_id)
         if request is None or request.attempt < abort.attempt:
             ids = abort.request_id, abort.attempt
-            self._answer_lost(client, *ids, LostReason.INVALID, "no such request")
+            never_was = _lost(ids, LostReason.INVALID, "no such request")
+            self._outbox.append(Send(client.identity, never_was))
         elif request.attempt == abort.attempt:
             if request.state is RequestState.RUNNING:
                 self._outbox.append(Forward(request.engine.identity, frames))
@@ -268,32 +270,13 @@ class Requests:
         if self._logs_requests:
             log.debug("dispatched", extra=_names(request) | {"rank": engine.rank})
 
-    def _refuse(
-        self,
-        client: Client,
-        request_id: int,
-        attempt: int,
-        reason: LostReason,
-        detail: str,
-        retry_after_s: float = 0.0,
-    ) -> None:
-        self._totals.refused[reason.value] += 1
-        self._answer_lost(client, request_id, attempt, reason, detail, retry_after_s)
+    def _refuse(self, client: Client, lost: Lost) -> None:
+        self._totals.refused[lost.reason.value] += 1
+        self._outbox.append(Send(client.identity, lost))
 
     def send_lost(self, request: Request, why: str, reason: LostReason) -> None:
-        self._answer_lost(request.client, request.request_id, request.attempt, reason, why)
-
-    def _answer_lost(
-        self,
-        client: Client,
-        request_id: int,
-        attempt: int,
-        reason: LostReason,
-        detail: str,
-        retry_after_s: float = 0.0,
-    ) -> None:
-        lost = Lost(request_id, attempt, reason, retry_after_s, clip(detail))
-        self._outbox.append(Send(client.identity, lost))
+        lost = _lost((request.request_id, request.attempt), reason, why)
+        self._outbox.append(Send(request.client.identity, lost))
 
     def send_abort(self, request: Request) -> None:
         abort = Abort(request.client.uid, request.request_id, request.attempt)
@@ -352,6 +335,13 @@ class Requests:
 
 def _holder(client: Client, submit: Submit) -> Holder:
     return client if submit.tenant is None else submit.tenant
+
+
+def _lost(
+    ids: tuple[int, int], reason: LostReason, detail: str, retry_after_s: float = 0.0
+) -> Lost:
+    """ids: of the request and of the attempt."""
+    return Lost(*ids, reason, retry_after_s, clip(detail))
 
 
 def _names(request: Request) -> dict[str, Any]:
