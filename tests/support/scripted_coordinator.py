@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import TracebackType
 from typing import TypeVar
 
 from homing.transport import Router
@@ -47,12 +46,7 @@ class ScriptedCoordinator:
     def __enter__(self) -> ScriptedCoordinator:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.router.close()
 
     def hear(self) -> None:

@@ -6,7 +6,6 @@ import selectors
 import socket
 import struct
 import threading
-from types import TracebackType
 from typing import Any, Self
 
 
@@ -44,12 +43,7 @@ class TcpProxy:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._stopped = True
         self._thread.join()
         self.cut()

@@ -80,6 +80,12 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+def random_tokens(count: int, seed: int = 0) -> list[int]:
+    """None of them is special."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(len(SPECIAL_TOKENS), VOCAB_SIZE, (count,), generator=generator).tolist()
+
+
 def _build(family: str, seed: int, overrides: Mapping[str, Any]) -> Any:
     class_name, arguments = FAMILIES[family]
     config = getattr(transformers, class_name)(**deepcopy({**arguments, **overrides}))

@@ -14,7 +14,7 @@ from homing.bench.precision import PrecisionBenchConfig, read
 from homing.errors import ConfigError
 from tests.support.backends import load_backend
 from tests.support.batches import Driver
-from tests.support.tiny_models import make_tiny_model
+from tests.support.tiny_models import make_tiny_model, random_tokens
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_compares_each_precision_with_fp32(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokens = torch.randint(8, 320, (200,), generator=torch.Generator().manual_seed(0)).tolist()
+    tokens = random_tokens(200)
     monkeypatch.setattr(precision, "_tokens", lambda config, files: tokens)
     config = PrecisionBenchConfig(
         str(directory),

@@ -11,7 +11,7 @@ from homing.engine.kernels.decoder import why_unsupported
 from homing.engine.models.config import read_config
 from tests.support.backends import BACKENDS, load_backend
 from tests.support.batches import Driver
-from tests.support.tiny_models import make_tiny_model
+from tests.support.tiny_models import make_tiny_model, random_tokens
 
 SHAPES = {
     "one query head a kv head": {"num_key_value_heads": 4},
@@ -28,7 +28,7 @@ def test_they_agree_with_the_reference_and_with_themselves(
     overrides: dict[str, int], tmp_path: Path
 ) -> None:
     directory = make_tiny_model("qwen3", tmp_path, overrides={"head_dim": 16, **overrides})
-    tokens = torch.randint(8, 320, (150,), generator=torch.Generator().manual_seed(0)).tolist()
+    tokens = random_tokens(150)
     expected, logits = (
         Driver(load_backend(directory, backend)).step({0: tokens}) for backend in BACKENDS
     )

@@ -9,8 +9,7 @@ import torch
 
 from tests.support.backends import BACKENDS, Oracle, load_backend
 from tests.support.batches import Driver
-from tests.support.tiny_families import VOCAB_SIZE
-from tests.support.tiny_models import make_tiny_model
+from tests.support.tiny_models import make_tiny_model, random_tokens
 
 FAMILIES = ("llama", "llama3_rope", "llama_tied_yarn", "mistral", "qwen2", "qwen3")
 PROMPT_LENGTHS = (1, 19, 130)  # below and above the windows of 16 and the splits of 128 tokens
@@ -22,11 +21,6 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for family in FAMILIES:
         make_tiny_model(family, directory / family)
     return directory
-
-
-def random_tokens(count: int, seed: int = 0) -> list[int]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(8, VOCAB_SIZE, (count,), generator=generator).tolist()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -20,8 +20,7 @@ from homing.params import SamplingParams
 from tests.support.backends import BACKENDS, load_backend
 from tests.support.batches import Driver
 from tests.support.engine_run import run
-from tests.support.tiny_families import VOCAB_SIZE
-from tests.support.tiny_models import make_tiny_model
+from tests.support.tiny_models import make_tiny_model, random_tokens
 
 PRECISIONS: dict[str, dict[str, Any]] = {
     "int8": {"quantization": "int8"},
@@ -62,8 +61,7 @@ def alone(model: Model) -> Tensor:
 
 
 def tokens(seed: int = 0) -> list[int]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(8, VOCAB_SIZE, (NUM_TOKENS,), generator=generator).tolist()
+    return random_tokens(NUM_TOKENS, seed)
 
 
 def test_chunks_decodes_and_neighbours_change_no_bit(model: Model, alone: Tensor) -> None:

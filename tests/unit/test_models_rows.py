@@ -11,8 +11,7 @@ from torch import Tensor
 from homing.engine.models import Model
 from tests.support.backends import BACKENDS, load_backend
 from tests.support.batches import Driver
-from tests.support.tiny_families import VOCAB_SIZE
-from tests.support.tiny_models import make_tiny_model
+from tests.support.tiny_models import make_tiny_model, random_tokens
 
 # Over three splits of the KV cache, and beyond the window of the tiny Mistral.
 NUM_TOKENS = 300
@@ -53,8 +52,7 @@ def alone(model: Model) -> Tensor:
 
 
 def tokens(seed: int = 0) -> list[int]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(8, VOCAB_SIZE, (NUM_TOKENS,), generator=generator).tolist()
+    return random_tokens(NUM_TOKENS, seed)
 
 
 def test_rows_do_not_depend_on_how_a_prompt_is_chunked(model: Model, alone: Tensor) -> None:

@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homing.coordinator.loads import RankLoads, Slot, slots_of
+from homing.coordinator.loads import Slot, slots_of
 from homing.coordinator.router import LoadUnit, RankRouter, RoutingConfig
 from homing.coordinator.routing import (
     DECODING,
     POLICIES,
     POLICY_NAMES,
-    Match,
     Price,
     first_prefix_block,
     longest_prefix,
@@ -23,27 +22,10 @@ from homing.coordinator.routing import (
 )
 from homing.coordinator.step_model import StepTimes
 from homing.prefix import routing_points
+from tests.support.routing import loads_of, matches_of
 
 BLOCK = 16
 STEP = StepTimes(base=5e-3, prefill=50e-6, attention=1e-9, row=50e-6, kv=50e-9)
-
-
-def loads_of(*loads: int) -> RankLoads:
-    """Slots 0, 1, ... with these loads. The last slot was chosen last."""
-    ranks = RankLoads(max_load=10_000)
-    for slot, load in enumerate(loads):
-        ranks.open(Slot(slot))
-        for _ in range(load):
-            ranks.charge(Slot(slot))
-    return ranks
-
-
-def matches_of(*num_blocks: int) -> list[Match]:
-    """Slot i holds `num_blocks[i]` of the prompt."""
-    slots: dict[int, int] = {}
-    for slot, held in enumerate(num_blocks):
-        slots[held] = slots.get(held, 0) | 1 << slot
-    return [Match(held, mask) for held, mask in sorted(slots.items())]
 
 
 ranks = st.lists(
