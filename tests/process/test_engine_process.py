@@ -200,6 +200,18 @@ def test_settings_that_cannot_work_end_it_in_one_line(
     assert "Traceback" not in stderr
 
 
+def test_an_engine_starts_without_what_it_does_not_use(model: Path):
+    code = (
+        "import sys\n"
+        "from homing.engine.config import EngineConfig\n"
+        "from homing.engine.startup import load_engine\n"
+        "load_engine(EngineConfig(model=sys.argv[1], coordinator='', kv_cache_gb=0.05))\n"
+        "print(*{'torch._dynamo', 'sympy', 'transformers', 'jinja2'} & set(sys.modules))"
+    )
+    loaded = subprocess.check_output([sys.executable, "-c", code, str(model)], text=True)
+    assert loaded.split() == []
+
+
 def test_an_engine_that_finds_no_coordinator_gives_up(model: Path, tmp_path: Path):
     address = f"ipc://{tmp_path}/nobody"
     flags = [str(model), "--coordinator", address, "--join-timeout-s", "0.5"]

@@ -62,7 +62,7 @@ async def test_requests_fail_in_bounded_time_when_nothing_answers_any_more(monke
         generation = client.submit(uint32(5), SamplingParams())
         await coordinator.next(Submit)
         with pytest.raises(Unavailable, match="does not answer"):
-            await asyncio.wait_for(parts_of(generation), 5)
+            await asyncio.wait_for(parts_of(generation), 30)
         with pytest.raises(Unavailable):
             client.submit(uint32(5), SamplingParams())
         assert not client.fleet.connected
@@ -97,7 +97,6 @@ async def test_no_coordinator_and_a_refusing_one_are_told_apart(tmp_path):
     client = Client(f"ipc://{tmp_path}/nobody")
     with pytest.raises(Unavailable, match="no coordinator answers"):
         await client.start(0.1)
-    await client.close()
     with ScriptedCoordinator() as coordinator:
         client = Client(coordinator.address)
         starting = asyncio.create_task(client.start(30))
@@ -105,7 +104,6 @@ async def test_no_coordinator_and_a_refusing_one_are_told_apart(tmp_path):
         coordinator.send(sender, Refused("protocol version 1; this is 2"))
         with pytest.raises(ConfigError, match="protocol version"):
             await starting
-        await client.close()
 
 
 async def test_closing_says_goodbye_and_fails_what_is_unfinished():

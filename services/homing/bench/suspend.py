@@ -89,9 +89,12 @@ def _fill(llm: LLM, config: SuspendBenchConfig) -> None:
 
 
 def _engine_process() -> psutil.Process:
-    [engine] = [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if "homing.engine" in child.cmdline()
-    ]
+    [engine] = filter(_is_engine, psutil.Process().children(recursive=True))
     return engine
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    try:
+        return "homing.engine" in process.cmdline()
+    except psutil.Error:  # it has ended; whoever runs this may have children of its own
+        return False

@@ -114,7 +114,9 @@ class Family:
             await asyncio.gather(*keepers)
         finally:
             for keeper in keepers:
-                keeper.cancel()
+                # Once: one that is being cancelled waits for a process that it had just started.
+                if not keeper.cancelling():
+                    keeper.cancel()
             await asyncio.gather(*keepers, return_exceptions=True)
 
     def mark_ready(self) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from homing.llm.engine import Engine
 from homing.llm.prompts import Batch
 from homing.llm.results import Delta, Result
+
+if TYPE_CHECKING:
+    from homing.llm.engine import Engine
 
 MAX_BATCHES_AHEAD = 4
 """Requests that an engine holds at a time, in batches: others wait outside, where they cost

@@ -115,7 +115,7 @@ class Session:
 
     async def start(self, timeout_s: float) -> None:
         """Join; raises `Unavailable` when no coordinator answers in time, `ConfigError` when
-        refused."""
+        refused, and is closed then."""
         self._loop = asyncio.get_running_loop()
         identity = peer_identity(Role.CLIENT.value, self.uid)
         self._dealer = AsyncDealer(
@@ -124,7 +124,11 @@ class Session:
         self._say_hello()
         self._beating = asyncio.create_task(self._beat(), name="homing-client-heartbeat")
         missing = f"no coordinator answers at {self._address}"
-        await self.until(lambda: self.fleet.connected, timeout_s, missing)
+        try:
+            await self.until(lambda: self.fleet.connected, timeout_s, missing)
+        except BaseException:
+            self.close()
+            raise
 
     async def until(self, holds: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
         """Wait for a view of the fleet that `holds`; after `timeout_s` raise `Unavailable`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 
 import zmq
@@ -11,6 +12,8 @@ from typing_extensions import Buffer
 from homing.transport import frames as frames_
 from homing.transport.connection import Connection
 from homing.transport.keys import Keys, connect_with
+
+log = logging.getLogger(__name__)
 
 
 class AsyncDealer:
@@ -37,8 +40,7 @@ class AsyncDealer:
         self._socket.setsockopt(zmq.IDENTITY, identity)
         if keys:
             connect_with(self._socket, keys)
-        self._connection = Connection(self._socket)
-        self._socket.connect(address)
+        self._connection = Connection(self._socket, address)
         self._fd = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._turn)
         self._monitor_fd = int(self._connection.monitor.getsockopt(zmq.FD))
@@ -48,7 +50,10 @@ class AsyncDealer:
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Queue a message; never blocks, also while the coordinator is away."""
-        frames_.send(self._socket, frames)
+        try:
+            frames_.send(self._socket, frames)
+        except zmq.Again:
+            log.debug("not sent: the coordinator does not let this process in")
         self._ask_for_turn()
 
     def close(self, *, linger_s: float = 0.0) -> None:

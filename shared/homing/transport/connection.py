@@ -7,14 +7,29 @@ side's libzmq answers no ping for a while: its machine, or the network, went awa
 
 from __future__ import annotations
 
+from itertools import count
+
 import zmq
+
+from homing.errors import ConfigError
+
+# Not the socket's id(): libzmq may still hold the address of a closed one that had the same.
+_monitors = count()
 
 
 class Connection:
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        """Call it before `socket` connects."""
+    def __init__(self, socket: zmq.Socket[bytes], address: str) -> None:
+        """Connect `socket`. Raises `ConfigError` for what is no address, and closes it then."""
         self._socket = socket
-        self.monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED, f"inproc://{id(socket)}")
+        self.monitor = socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED, f"inproc://monitor-{next(_monitors)}"
+        )
+        try:
+            socket.connect(address)
+        except zmq.ZMQError as error:
+            self.close()
+            socket.close()
+            raise ConfigError(f"cannot connect to {address}: {error.strerror or error}") from error
 
     def broke(self) -> bool:
         """Whether it broke since the last call. Never waits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from socket import socketpair
@@ -12,6 +13,8 @@ from typing_extensions import Buffer
 from homing.transport import frames as frames_
 from homing.transport.connection import Connection
 from homing.transport.keys import Keys, connect_with
+
+log = logging.getLogger(__name__)
 
 
 class Dealer:
@@ -26,8 +29,7 @@ class Dealer:
         self._socket.setsockopt(zmq.IDENTITY, identity)
         if keys:
             connect_with(self._socket, keys)
-        self._connection = Connection(self._socket)
-        self._socket.connect(address)
+        self._connection = Connection(self._socket, address)
         self._wakened, self._waker = socketpair()
         self._waker.setblocking(False)
         self._poller = zmq.Poller()
@@ -51,7 +53,10 @@ class Dealer:
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Queue a message; never blocks, also while the coordinator is away."""
-        frames_.send(self._socket, frames)
+        try:
+            frames_.send(self._socket, frames)
+        except zmq.Again:
+            log.debug("not sent: the coordinator does not let this process in")
 
     def close(self, *, linger_s: float = 0.0) -> None:
         """Close, waiting up to `linger_s` in the background for what is unsent."""
