@@ -47,8 +47,11 @@ $(READY): pyproject.toml Makefile
 serve: $(READY)  ## serve the demo model through two engine ranks
 	@$(BIN)/homing serve --data-parallel-size 2 $(ARGS)
 
+# The tests start hundreds of processes: without bytecode each would compile the package anew.
+# Files are handed out in the order that tests/conftest.py gives them.
 test: $(READY)  ## run the whole test suite
-	@$(BIN)/python -m pytest --numprocesses $(TEST_JOBS) --dist loadfile $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses $(TEST_JOBS) \
+		--dist loadfile --no-loadscope-reorder $(ARGS)
 
 clients: $(CLIENTS)/.ready  ## install other people's clients, and test with them at length
 	@SCHEMATHESIS_EXAMPLES=100 $(CLIENTS)/bin/python -m pytest tests/clients $(ARGS)

@@ -45,7 +45,7 @@ async def curl(frontend: Frontend, path: str, *arguments: str) -> Reply:
     """What `curl ARGUMENTS URL` gets."""
     written = ["--write-out", r"\n%{http_code} %{content_type}"]
     process = await start(frontend, path, *written, *arguments)
-    output, _ = await asyncio.wait_for(process.communicate(), 30)
+    output, _ = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0
     text, _, last = output.decode().rpartition("\n")
     status, _, content_type = last.partition(" ")
@@ -92,9 +92,9 @@ async def test_a_stream_comes_while_it_is_made_and_ends_in_done(tmp_path):
         assert process.stdout is not None
         early = b""
         while b"hey" not in early:
-            early += await asyncio.wait_for(process.stdout.read(4096), 10)
+            early += await asyncio.wait_for(process.stdout.read(4096), 60)
         last_word.set()
-        late = await asyncio.wait_for(process.stdout.read(), 10)
+        late = await asyncio.wait_for(process.stdout.read(), 60)
         assert await process.wait() == 0
     *events, done = sse_data((early + late).decode())
     assert done == "[DONE]"
@@ -108,7 +108,7 @@ async def test_a_stream_that_is_cut_off_ends_its_generation(tmp_path):
     async with serving(tmp_path, lambda prompt, params: steps) as frontend:
         process = await start(frontend, "/v1/chat/completions", "-N", "-d", asked)
         assert process.stdout is not None
-        assert await asyncio.wait_for(process.stdout.read(1), 10)
+        assert await asyncio.wait_for(process.stdout.read(1), 60)
         process.terminate()
         await process.wait()
         await until(lambda: not frontend.fleet.running)

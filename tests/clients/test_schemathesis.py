@@ -81,10 +81,10 @@ def server(tmp_path_factory) -> Iterator[str]:
 
     with ThreadPoolExecutor(1) as thread:
         served = thread.submit(asyncio.run, serve())
-        url, loop, end = ready.get(timeout=30)
+        url, loop, end = ready.get(timeout=60)
         yield url
         loop.call_soon_threadsafe(end.set)
-        served.result(30)
+        served.result(60)
 
 
 @pytest.fixture(scope="module")

@@ -86,7 +86,7 @@ def test_totals_are_those_of_the_fleet_from_every_frontend_and_never_fall(server
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: post(server, "/v1/completions", body), range(12)))
     assert server.metric(finished) - before[1] == 12
-    wait_until(lambda: server.metric(ttft) - before[0] == 12, 10, "frontends report")
+    wait_until(lambda: server.metric(ttft) - before[0] == 12, 60, "frontends report")
     scrapes = [server.metrics() for _ in range(10)]
     assert {scrape[ttft] for scrape in scrapes} == {before[0] + 12}
     counters = [key for key in scrapes[0] if re.search(r"_total|_count|_bucket", key)]
@@ -111,7 +111,7 @@ def test_any_frontend_aborts_a_request_by_its_name(server: Serving, streamed: bo
     wait_until(lambda: server.metric("homing_num_requests_running") > 0, 60, "it runs")
     assert post(server, "/abort", {"request_id": "long"}) == {"aborted": 0}
     assert post(server, "/abort", {"request_id": name}) == {"aborted": 1}
-    asking.join(30)
+    asking.join(60)
     assert '"finish_reason":"abort"' in texts[0]
 
 
@@ -127,7 +127,7 @@ def test_a_paused_fleet_keeps_requests_until_it_is_resumed(server: Serving) -> N
     )
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(post, server, "/generate", {"text": "x", "sampling_params": {"n": 2}})
-        wait_until(lambda: server.metric("homing_num_requests_waiting") == 2, 30, "both wait")
+        wait_until(lambda: server.metric("homing_num_requests_waiting") == 2, 60, "both wait")
         assert not asking.done()
         assert post(server, "/resume/")["status"] == "running"
         answers: Any = asking.result(120)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 async def stats_when(fleet: TinyFleet, name: str, value: int) -> dict[str, Any]:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (stats := await fleet.client.stats())[name] != value:
         assert time.monotonic() < deadline, stats
         await asyncio.sleep(0.05)

@@ -35,7 +35,7 @@ def undisturbed(request: pytest.FixtureRequest) -> None:
     """What a test before this one killed is back."""
     if "server" in request.fixturenames:
         running: Serving = request.getfixturevalue("server")
-        wait_until(lambda: live_ranks(running) == 2, 60, "both ranks serve")
+        wait_until(lambda: live_ranks(running) == 2, 120, "both ranks serve")
 
 
 def live_ranks(running: Serving) -> int | None:
@@ -102,7 +102,7 @@ def test_the_processes_can_be_told_apart_in_ps(server: Serving) -> None:
 
 def test_a_second_server_on_the_port_fails_fast_and_leaves_no_child(server: Serving) -> None:
     with launched("--port", port_of(server)) as second:
-        wait_until(lambda: second.process.poll() is not None, 10, "the second server has ended")
+        wait_until(lambda: second.process.poll() is not None, 60, "the second server has ended")
         assert second.look() == []
         output, errors = second.process.communicate()
     assert second.process.returncode != 0
@@ -117,13 +117,13 @@ def test_a_process_that_was_killed_comes_back(server: Serving, module: str) -> N
     count = len(server.children(module))
     killed = server.kill(module)
     if module == "engine":
-        wait_until(lambda: live_ranks(server) == 1, 30, "its death is known")
+        wait_until(lambda: live_ranks(server) == 1, 60, "its death is known")
 
     def is_back() -> bool:
         now = {child.pid for child in server.children(module)}
         return len(now) == count and killed not in now and live_ranks(server) == 2
 
-    wait_until(is_back, 60, f"the {module} is back and both ranks serve")
+    wait_until(is_back, 120, f"the {module} is back and both ranks serve")
     # Perhaps to the other frontend, which knows more or less than the one that was asked.
     reply = httpx.post(
         f"{server.base_url}/v1/completions", json={"prompt": "Hi", "max_tokens": 2}, timeout=60
@@ -141,7 +141,7 @@ def test_while_frontends_restart_connections_wait_and_are_not_refused(server: Se
 def test_a_launch_that_ends_while_it_loads_leaves_no_process(number: signal.Signals) -> None:
     with launched(*SMALL) as launch:
         everyone = {"coordinator", "engine", "frontend"}
-        wait_until(lambda: set(launch.look()) == everyone, 30, "every process has started")
+        wait_until(lambda: set(launch.look()) == everyone, 60, "every process has started")
         launch.process.send_signal(number)
         wait_until(lambda: not launch.left(), END_S, "every process has ended")
         launch.process.communicate()
@@ -150,7 +150,7 @@ def test_a_launch_that_ends_while_it_loads_leaves_no_process(number: signal.Sign
 
 def test_a_model_that_an_engine_refuses_ends_the_launch(tmp_path: Path) -> None:
     with launched(str(tmp_path), *SMALL) as launch:
-        wait_until(lambda: "engine" in launch.look(), 30, "the engine has started")
+        wait_until(lambda: "engine" in launch.look(), 60, "the engine has started")
         _, errors = launch.process.communicate(timeout=60)
         assert launch.left() == []
     assert launch.process.returncode != 0
@@ -163,7 +163,7 @@ def test_a_model_that_an_engine_refuses_ends_the_launch(tmp_path: Path) -> None:
 
 def test_a_launch_past_its_deadline_says_what_it_waited_for() -> None:
     with launched(*SMALL, "--start-timeout-s", "0.3") as launch:
-        _, errors = launch.process.communicate(timeout=30)
+        _, errors = launch.process.communicate(timeout=60)
     assert launch.process.returncode == 1
     assert errors.splitlines()[-1].startswith(
         "homing: error: not ready after 0.3 s: 0 of 1 engine ranks serve, "

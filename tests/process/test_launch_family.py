@@ -17,7 +17,7 @@ from homing.errors import ConfigError, HomingError, Unavailable
 from homing.launch.family import Child, Command, Family
 from homing.observe import EXIT_CONFIG_ERROR
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def running(name: str, code: str, *, stop_timeout_s: float = 10.0) -> Command:

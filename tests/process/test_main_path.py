@@ -15,7 +15,7 @@ import pytest
 
 from homing.engine.weights import resolve_model
 from homing.tokenizer import Tokenizer
-from tests.support.reference import greedy_tokens
+from tests.support.reference import greedy_choices
 from tests.support.serving import Serving, serving, wait_until
 
 pytestmark = pytest.mark.timeout(600)
@@ -121,9 +121,9 @@ async def test_32_concurrent_streams_equal_the_whole_answers_and_transformers(
         assert text_of(chunks) == choice["text"]
         with_text = [chunk for chunk in chunks if text_of([chunk])]
         assert len(with_text) > 20, "chunks arrive as they are generated, not in one piece"
-    for index in range(0, 32, 10):
-        expected = greedy_tokens(model_dir, tokenizer.encode(prompts[index]), 64)
-        assert tokens_of(streams[index]) == expected, prompts[index]
+    for index in range(0, 32, 4):
+        answer = tokens_of(streams[index])
+        assert answer == greedy_choices(model_dir, tokenizer.encode(prompts[index]), answer)
 
 
 async def test_a_request_that_joins_16_running_decodes_gets_its_first_token_before_any_ends(server):
@@ -133,7 +133,7 @@ async def test_a_request_that_joins_16_running_decodes_gets_its_first_token_befo
     async def long_one(http: httpx.AsyncClient, number: int) -> None:
         started = False
         prompt = random_prompt(20)
-        async for _ in stream(http, server, prompt=prompt, max_tokens=200, ignore_eos=True):
+        async for _ in stream(http, server, prompt=prompt, max_tokens=100, ignore_eos=True):
             if not started:
                 started = True
                 events.append("started")
@@ -180,7 +180,7 @@ def settled_metric(server: Serving, name: str) -> float:
         values.append(server.metric(name))
         return len(values) > 20 and len(set(values[-20:])) == 1
 
-    wait_until(steady, 30, f"{name} settles")
+    wait_until(steady, 60, f"{name} settles")
     return values[-1]
 
 
@@ -214,7 +214,7 @@ def test_bad_bodies_are_refused_with_an_openai_error(server, content, status):
 
 def test_an_oversized_prompt_is_refused_and_others_go_on(server):
     body = {"model": MODEL, "prompt": [5] * 9000}
-    reply = httpx.post(f"{server.base_url}/v1/completions", json=body, timeout=30)
+    reply = httpx.post(f"{server.base_url}/v1/completions", json=body, timeout=60)
     assert reply.status_code == 400
     assert "maximum context length" in reply.json()["error"]["message"]
     assert complete(server, prompt="Hello", max_tokens=2)["usage"]["completion_tokens"] == 2

@@ -50,7 +50,7 @@ def node(
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
         process.communicate()
@@ -86,7 +86,7 @@ def test_two_nodes_serve_http_by_the_first_and_end_together(
         node(logs[1], *serve, number=1, num_nodes=2, port=port) as second,
     ):
         url = read_url(first.stdout, logs[0])
-        health = httpx.get(f"{url}/health", timeout=30).json()
+        health = httpx.get(f"{url}/health", timeout=60).json()
         assert [rank["rank"] for rank in health["ranks"] if rank["live"]] == [0, 1]
         body = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
         texts = {

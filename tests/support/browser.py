@@ -83,7 +83,7 @@ class Page:
         if self._session:
             message["sessionId"] = self._session
         self._writer.write(json.dumps(message).encode() + b"\0")
-        answer = await asyncio.wait_for(reply, 30)
+        answer = await asyncio.wait_for(reply, 60)
         if "error" in answer:
             raise RuntimeError(f"{method}: {answer['error']['message']}")
         return answer["result"]
@@ -110,7 +110,7 @@ class Page:
     async def text(self, selector: str) -> str:
         return await self.run(f"document.querySelector({json.dumps(selector)}).innerText")
 
-    async def until(self, script: str, timeout_s: float = 20.0) -> None:
+    async def until(self, script: str, timeout_s: float = 60.0) -> None:
         """Wait until a JavaScript expression is true. Raises `TimeoutError`."""
         condition = f"new Promise(done => {{ const look = () => ({script}) ? done() : "
         condition += "setTimeout(look, 20); look(); })"

@@ -130,7 +130,7 @@ async def serving(
         await asyncio.gather(joining, return_exceptions=True)
 
 
-async def until(holds: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Wait for a condition. Raises `TimeoutError` when it does not come about."""
     async with asyncio.timeout(timeout_s):
         while not holds():

@@ -32,3 +32,13 @@ def greedy_tokens(directory: Path, prompt: list[int], num_tokens: int) -> list[i
             pad_token_id=0,
         )
     return output[0, len(prompt) :].tolist()
+
+
+def greedy_choices(directory: Path, prompt: list[int], answer: list[int]) -> list[int]:
+    """The likeliest token at each place of an answer, given those before it: equal to the answer if
+    and only if that is the greedy one. One forward pass, where `generate` takes one a token."""
+    import torch
+
+    with torch.no_grad():
+        logits = reference_model(directory)(torch.tensor([prompt + answer])).logits[0]
+    return logits[len(prompt) - 1 : -1].argmax(-1).tolist()

@@ -52,7 +52,7 @@ class Serving:
 
     def metrics(self) -> dict[str, float]:
         """`/metrics` as name{labels} -> value."""
-        text = httpx.get(f"{self.base_url}/metrics", timeout=10).text
+        text = httpx.get(f"{self.base_url}/metrics", timeout=60).text
         lines = [line for line in text.splitlines() if line and not line.startswith("#")]
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
@@ -61,7 +61,7 @@ class Serving:
         return sum(v for key, v in self.metrics().items() if key.split("{")[0] == name)
 
     def health(self) -> httpx.Response:
-        return httpx.get(f"{self.base_url}/health", timeout=10)
+        return httpx.get(f"{self.base_url}/health", timeout=60)
 
     def remember(self) -> None:
         """Note all processes that there are now, to look for them after the end."""
@@ -134,10 +134,10 @@ def _stop(server: Serving) -> None:
         server.remember()
         server.process.terminate()
         try:
-            server.process.wait(20)
+            server.process.wait(60)
         except subprocess.TimeoutExpired:
             server.process.kill()
-            server.process.wait(5)
+            server.process.wait(30)
     if server.process.stdout is not None:
         server.process.stdout.close()
     for survivor in server.survivors():

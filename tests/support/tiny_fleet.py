@@ -58,7 +58,7 @@ class TinyFleet:
         self._engines[rank].kill()
         self._engines[rank].wait()
 
-    def engine_exit(self, rank: int, timeout_s: float = 30.0) -> int:
+    def engine_exit(self, rank: int, timeout_s: float = 60.0) -> int:
         return self._engines[rank].wait(timeout_s)
 
     def pid(self, rank: int) -> int:

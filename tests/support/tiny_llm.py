@@ -48,7 +48,7 @@ def processes_of(model: Path) -> list[psutil.Process]:
     return found
 
 
-def wait_until_none(model: Path, timeout_s: float = 15.0) -> None:
+def wait_until_none(model: Path, timeout_s: float = 30.0) -> None:
     """Fail unless nothing runs with this model any more, soon."""
     deadline = time.monotonic() + timeout_s
     while left := processes_of(model):

@@ -28,7 +28,7 @@ def gate(monkeypatch) -> Iterator[threading.Event]:
     gate = threading.Event()
 
     def gated(tokens: bytes, block_size: int, salt: bytes) -> bytes:
-        assert len(tokens) < len(LONG) or gate.wait(10)
+        assert len(tokens) < len(LONG) or gate.wait(30)
         return routing_hashes(tokens, block_size, salt)
 
     monkeypatch.setattr(submitter, "LONG_PROMPT_BYTES", len(LONG))

@@ -93,7 +93,7 @@ async def test_a_silent_stream_has_comments_that_keep_it_alive(tmp_path, monkeyp
     monkeypatch.setattr(stream, "FIRST_PART_S", 0.01)
     gate = asyncio.Event()
     steps = [gate, Part(token_ids=byte_ids("a"), finish=STOP)]
-    async with serving(tmp_path, lambda prompt, params: steps) as frontend:
+    async with serving(tmp_path, lambda prompt, params: steps, drain_s=100.0) as frontend:
         body = {**HELLO, "stream": True}
         lines = []
         async with frontend.http.stream("POST", CHAT, json=body) as response:
@@ -138,14 +138,14 @@ async def test_a_client_that_breaks_off_its_body_does_no_harm(tmp_path):
 async def test_a_stop_lets_running_answers_end_and_takes_no_new_ones(tmp_path):
     gate = asyncio.Event()
     steps = [gate, Part(token_ids=byte_ids("a"), finish=STOP)]
-    async with serving(tmp_path, lambda prompt, params: steps) as frontend:
+    async with serving(tmp_path, lambda prompt, params: steps, drain_s=100.0) as frontend:
         answering = asyncio.create_task(frontend.post(CHAT, HELLO))
         await until(lambda: len(frontend.fleet.running) == 1)
         frontend.stop.set()
         await until(lambda: not accepts(frontend))
         gate.set()
         assert (await answering)["choices"][0]["message"]["content"] == "a"
-        await asyncio.wait_for(frontend.serving, 2.0)
+        await asyncio.wait_for(frontend.serving, 30.0)
 
 
 def accepts(frontend):
@@ -161,7 +161,7 @@ async def test_a_stop_does_not_wait_for_ever_and_tells_whoever_waits(tmp_path):
         streamed = asyncio.create_task(frontend.http.post(CHAT, json={**HELLO, "stream": True}))
         await until(lambda: len(frontend.fleet.running) == 2)
         frontend.stop.set()
-        await asyncio.wait_for(frontend.serving, 3.0)
+        await asyncio.wait_for(frontend.serving, 30.0)
         assert (await whole).status_code == 503
         assert "error" in json.loads(sse_data((await streamed).text)[-1])
 

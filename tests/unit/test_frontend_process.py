@@ -60,7 +60,7 @@ def test_it_answers_before_a_coordinator_exists_and_stops_when_told(listener, co
         assert body["pid"] == process.pid
         assert get(listener, "/v1/models")[0] == 503
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def test_it_stops_when_its_parent_is_gone(listener, coordinator):
@@ -71,13 +71,13 @@ def test_it_stops_when_its_parent_is_gone(listener, coordinator):
         read_end.close()
         get(listener, "/health")
         write_end.close()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
 
 
 def test_a_port_that_is_taken_is_a_one_line_error(listener, coordinator):
     port = str(listener.getsockname()[1])
     with frontend("--coordinator", coordinator, "--port", port) as process:
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
     assert errors.count("\n") == 1
     assert f"cannot listen on 127.0.0.1:{port}" in errors
@@ -87,7 +87,7 @@ def test_without_a_coordinator_it_gives_up_in_time_and_says_so(coordinator):
     flags = ["--coordinator", coordinator, "--port", "0", "--join-timeout-s", "0.3"]
     start = time.monotonic()
     with frontend(*flags) as process:
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "no coordinator answers" in errors.splitlines()[-1]
     assert "Traceback" not in errors

@@ -91,7 +91,7 @@ async def test_before_the_model_is_known_requests_are_503_and_then_served(tmp_pa
         assert (await frontend.http.get("/v1/models")).status_code == 503
         await frontend.error("/v1/chat/completions", chat, 503)
         frontend.fleet.first_engine_joins()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while (await frontend.http.get("/health")).status_code != 200:
                 await asyncio.sleep(0.01)
         await frontend.post("/v1/chat/completions", chat)

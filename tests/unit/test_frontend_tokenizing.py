@@ -28,7 +28,7 @@ def thread(tokenizer):
 
 async def test_the_event_loop_goes_on_while_a_job_runs(thread):
     gate = threading.Event()
-    job = asyncio.create_task(thread.prepare(lambda tokenizer: gate.wait(10)))
+    job = asyncio.create_task(thread.prepare(lambda tokenizer: gate.wait(30)))
     await asyncio.sleep(0)
     gate.set()  # only a loop that is free gets here
     assert await job
@@ -37,7 +37,7 @@ async def test_the_event_loop_goes_on_while_a_job_runs(thread):
 async def test_jobs_beyond_the_limit_are_refused(thread, monkeypatch):
     monkeypatch.setattr(tokenizing, "MAX_WAITING", 2)
     gate = threading.Event()
-    jobs = [asyncio.create_task(thread.prepare(lambda tokenizer: gate.wait(10))) for _ in range(2)]
+    jobs = [asyncio.create_task(thread.prepare(lambda tokenizer: gate.wait(30))) for _ in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded, match="2 prompts wait"):
         await thread.prepare(lambda tokenizer: None)
@@ -49,7 +49,7 @@ async def test_jobs_beyond_the_limit_are_refused(thread, monkeypatch):
 async def test_a_caller_that_leaves_takes_its_waiting_job_with_it(thread):
     gate = threading.Event()
     ran = []
-    first = asyncio.create_task(thread.prepare(lambda tokenizer: gate.wait(10)))
+    first = asyncio.create_task(thread.prepare(lambda tokenizer: gate.wait(30)))
     second = asyncio.create_task(thread.prepare(lambda tokenizer: ran.append(1)))
     await asyncio.sleep(0)
     second.cancel()

@@ -47,20 +47,20 @@ async def fleet_of(
 async def test_it_is_ready_when_each_frontend_has_said_that_all_ranks_serve() -> None:
     answers = [health(1, 2), health(1, 2), health(2, 1), health(2, 2), health(1, 2)]
     async with fleet_of(*answers) as (fleet, frontends):
-        assert await wait_until_ready(fleet, timeout_s=20) == "little"
+        assert await wait_until_ready(fleet, timeout_s=60) == "little"
         assert len(list(frontends.answers)) == 1, "it asked until the fourth answer"
 
 
 async def test_a_frontend_that_cannot_serve_yet_is_not_ready_whatever_the_ranks() -> None:
     answers = [health(1, 2), health(2, 2, status="loading"), health(2, 2)]
     async with fleet_of(*answers) as (fleet, frontends):
-        await wait_until_ready(fleet, timeout_s=20)
+        await wait_until_ready(fleet, timeout_s=60)
         assert list(frontends.answers) == []
 
 
 async def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
     async with fleet_of(None, health(1, 1), num_frontends=1, num_ranks=1) as (fleet, _):
-        assert await wait_until_ready(fleet, timeout_s=20) == "little"
+        assert await wait_until_ready(fleet, timeout_s=60) == "little"
 
 
 async def test_past_the_deadline_the_error_says_what_is_missing() -> None:

@@ -49,9 +49,9 @@ def test_cancelling_a_future_cancels_its_work(thread: LoopThread) -> None:
             ended.set()
 
     future = thread.submit(work())
-    assert started.wait(10)
+    assert started.wait(30)
     future.cancel()
-    assert ended.wait(10)
+    assert ended.wait(30)
     with pytest.raises(CancelledError):
         future.result()
 
@@ -59,7 +59,7 @@ def test_cancelling_a_future_cancels_its_work(thread: LoopThread) -> None:
 def test_closing_ends_work_with_an_error_that_says_so(thread: LoopThread) -> None:
     started = threading.Event()
     future = thread.submit(forever(started))
-    assert started.wait(10)
+    assert started.wait(30)
     thread.close()
     thread.close()
     with pytest.raises(RuntimeError, match="it was shut down"):
