@@ -1,13 +1,32 @@
-"""Drives an engine step by step and gathers what each request was answered."""
+"""A small engine on a real model, driven step by step; gathers what each request was answered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 from homing.engine.engine import Engine, RequestOutput
+from homing.engine.kv_cache import KVCache
+from homing.engine.limits import EngineLimits
 from homing.engine.log_probs import LogProbs
+from homing.engine.models import Model
 from homing.wire import Finish
+
+BLOCK_SIZE = 16
+
+
+def small_engine(model: Model, num_blocks: int, **limits: Any) -> Engine:
+    """With blocks of `BLOCK_SIZE`. `limits`: other fields of `EngineLimits`."""
+    defaults: dict[str, Any] = {
+        "max_context_tokens": 256,
+        "max_batch_requests": 8,
+        "max_step_tokens": 64,
+        "max_queued_requests": 100,
+    }
+    sizes = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE}
+    cache = KVCache.allocate(model.shape, **sizes)
+    return Engine(model, cache, None, EngineLimits(**sizes, **defaults | limits))
 
 
 @dataclass

@@ -8,19 +8,14 @@ import psutil
 import pytest
 import torch
 
-from homing.engine.engine import Engine
-from homing.engine.kv_cache import KVCache
-from homing.engine.limits import EngineLimits
 from homing.engine.memory import Spill, release
-from homing.engine.models import Model
 from homing.params import SamplingParams
 from homing.wire import KVMode, WeightsMode
 from tests.support.backends import BACKENDS, load_backend
-from tests.support.engine_run import run
+from tests.support.engine_run import run, small_engine
 from tests.support.tiny_models import make_tiny_model
 
 MIB = 2**20
-BLOCK_SIZE = 16
 
 
 def resident_bytes() -> int:
@@ -30,19 +25,6 @@ def resident_bytes() -> int:
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model("llama", tmp_path_factory.mktemp("llama"))
-
-
-def make_engine(model: Model, num_blocks: int) -> Engine:
-    cache = KVCache.allocate(model.shape, num_blocks, BLOCK_SIZE)
-    limits = EngineLimits(
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        max_context_tokens=256,
-        max_batch_requests=8,
-        max_step_tokens=64,
-        max_queued_requests=100,
-    )
-    return Engine(model, cache, None, limits)
 
 
 def test_released_memory_is_the_systems_again() -> None:
@@ -68,7 +50,7 @@ def test_a_spill_brings_back_what_was_written() -> None:
 @pytest.mark.parametrize("kv", [KVMode.OFFLOAD, KVMode.DISCARD])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_suspension_gives_the_cache_back(directory: Path, backend: str, kv: KVMode) -> None:
-    engine = make_engine(load_backend(directory, backend), num_blocks=5000)
+    engine = small_engine(load_backend(directory, backend), num_blocks=5000)
     for layer in (*engine.runner.cache.keys, *engine.runner.cache.values):
         layer.fill_(0.5)  # as if all of it had been used
     total = sum(layer.nbytes for layer in engine.runner.cache.keys) * 2
@@ -90,7 +72,7 @@ def test_requests_bring_the_same_tokens_with_and_without_a_suspension(
     prompts = [torch.arange(8 + n, 60 + n).numpy() for n in range(3)]
 
     def answers(*, suspended: bool) -> list[tuple[list[int], list[bytes]]]:
-        engine = make_engine(load_backend(directory, backend), num_blocks=100)
+        engine = small_engine(load_backend(directory, backend), num_blocks=100)
         for number, prompt in enumerate(prompts):
             engine.add_request(number, prompt, params)
 
@@ -109,7 +91,7 @@ def test_requests_bring_the_same_tokens_with_and_without_a_suspension(
 
 def test_weights_that_are_offloaded_are_gone_meanwhile(directory: Path) -> None:
     model = load_backend(directory, "torch")
-    engine = make_engine(model, num_blocks=20)
+    engine = small_engine(model, num_blocks=20)
     largest = max(model.memory, key=lambda tensor: tensor.nbytes)
     before = largest.clone()
     engine.lifecycle.pause()
@@ -122,7 +104,7 @@ def test_weights_that_are_offloaded_are_gone_meanwhile(directory: Path) -> None:
 def test_no_room_for_the_offloaded_leaves_everything_where_it_is(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make_engine(load_backend(directory, "torch"), num_blocks=20)
+    engine = small_engine(load_backend(directory, "torch"), num_blocks=20)
     before = [tensor.clone() for tensor in engine.runner.model.memory]
     engine.lifecycle.pause()
 

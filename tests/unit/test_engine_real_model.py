@@ -10,16 +10,13 @@ import numpy as np
 import pytest
 
 from homing.engine.engine import Engine
-from homing.engine.kv_cache import KVCache
-from homing.engine.limits import EngineLimits
 from homing.engine.models import Model
 from homing.params import SamplingParams
 from tests.support.backends import BACKENDS, Oracle, load_backend
-from tests.support.engine_run import Answer, run
+from tests.support.engine_run import Answer, run, small_engine
 from tests.support.tiny_families import VOCAB_SIZE
 from tests.support.tiny_models import make_tiny_model
 
-BLOCK_SIZE = 16
 NUM_TOKENS = 20
 GREEDY = SamplingParams(temperature=0.0, num_tokens_to_generate=NUM_TOKENS)
 SEEDED = SamplingParams(
@@ -38,15 +35,10 @@ def model(directory: Path, request: pytest.FixtureRequest) -> Model:
 
 
 def make_engine(model: Model, *, num_blocks: int = 200, max_step_tokens: int = 256) -> Engine:
-    limits = EngineLimits(
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        max_context_tokens=256,
-        max_batch_requests=min(16, max_step_tokens),
-        max_step_tokens=max_step_tokens,
-        max_queued_requests=100,
+    batch = min(16, max_step_tokens)
+    return small_engine(
+        model, num_blocks, max_batch_requests=batch, max_step_tokens=max_step_tokens
     )
-    return Engine(model, KVCache.allocate(model.shape, num_blocks, BLOCK_SIZE), None, limits)
 
 
 def prompt_of(number: int) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,17 +11,15 @@ import torch
 from homing.engine.engine import Engine
 from homing.engine.kv_cache import KVCache
 from homing.engine.kv_offload import KVOffload
-from homing.engine.limits import EngineLimits
 from homing.engine.models import Model
 from homing.engine.request import Request
 from homing.params import SamplingParams
 from homing.wire import InFlightKV
 from tests.support.backends import load_backend
-from tests.support.engine_run import Answer, run
+from tests.support.engine_run import BLOCK_SIZE, Answer, run, small_engine
 from tests.support.tiny_families import VOCAB_SIZE
 from tests.support.tiny_models import make_tiny_model
 
-BLOCK_SIZE = 16
 PARAMS = SamplingParams(
     seed=5,
     num_tokens_to_generate=40,
@@ -36,26 +33,6 @@ PARAMS = SamplingParams(
 def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Model:
     directory = make_tiny_model("llama", tmp_path_factory.mktemp("llama"))
     return load_backend(directory, "c", dtype="bf16", kv_cache_dtype=request.param)
-
-
-def make_engine(
-    model: Model,
-    num_blocks: int,
-    preemption: Literal["recompute", "offload"] = "offload",
-    *,
-    prefix_caching: bool = True,
-) -> Engine:
-    limits = EngineLimits(
-        num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
-        max_context_tokens=256,
-        max_batch_requests=8,
-        max_step_tokens=64,
-        max_queued_requests=100,
-        prefix_caching=prefix_caching,
-        preemption=preemption,
-    )
-    return Engine(model, KVCache.allocate(model.shape, num_blocks, BLOCK_SIZE), None, limits)
 
 
 def submit(engine: Engine, numbers: range, priority: int = 0) -> None:
@@ -94,7 +71,8 @@ def test_answers_have_the_bits_of_an_engine_that_never_preempts(
     model: Model, prefix_caching: bool
 ) -> None:
     roomy, small = (
-        make_engine(model, num_blocks, prefix_caching=prefix_caching) for num_blocks in (200, 22)
+        small_engine(model, num_blocks, preemption="offload", prefix_caching=prefix_caching)
+        for num_blocks in (200, 22)
     )
     expected, answers = run_two_waves(roomy), run_two_waves(small)
     assert roomy.counters.preemptions == 0 < small.counters.preemptions
@@ -107,7 +85,7 @@ def test_answers_have_the_bits_of_an_engine_that_never_preempts(
 def test_it_computes_less_than_by_recomputing(model: Model) -> None:
     computed = {}
     for preemption in ("recompute", "offload"):
-        engine = make_engine(model, 22, preemption, prefix_caching=False)
+        engine = small_engine(model, 22, preemption=preemption, prefix_caching=False)
         run_two_waves(engine)
         assert engine.counters.preemptions > 0
         computed[preemption] = engine.counters.prefilled_tokens
@@ -116,7 +94,7 @@ def test_it_computes_less_than_by_recomputing(model: Model) -> None:
 
 def preempted_engine(model: Model) -> Engine:
     """Stepped until some request waits with its keys and values elsewhere."""
-    engine = make_engine(model, 22)
+    engine = small_engine(model, 22, preemption="offload")
     submit(engine, range(4))
     for _ in range(6):
         engine.step()
@@ -152,7 +130,7 @@ def test_what_other_weights_computed_is_not_copied_back_after_an_update(model: M
 def test_a_request_older_than_its_weights_comes_back_but_is_shared_with_nobody(
     model: Model,
 ) -> None:
-    engine = make_engine(model, 22)
+    engine = small_engine(model, 22, preemption="offload")
     submit(engine, range(4))
     for _ in range(6):
         engine.step()

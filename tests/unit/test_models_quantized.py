@@ -12,14 +12,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from homing.engine.engine import Engine
 from homing.engine.kv_cache import KVCache, block_bytes, read_slots, write_slots
-from homing.engine.limits import EngineLimits
 from homing.engine.models import Model
 from homing.params import SamplingParams
 from tests.support.backends import BACKENDS, load_backend
 from tests.support.batches import Driver
-from tests.support.engine_run import run
+from tests.support.engine_run import run, small_engine
 from tests.support.tiny_models import make_tiny_model, random_tokens
 
 PRECISIONS: dict[str, dict[str, Any]] = {
@@ -93,15 +91,7 @@ def test_preemptions_and_prefix_hits_change_no_answer(
     model = load_backend(directories[0], "c", **precision)
 
     def answers(num_blocks: int, batch: int) -> list[list[int]]:
-        limits = EngineLimits(
-            num_blocks=num_blocks,
-            block_size=16,
-            max_context_tokens=256,
-            max_batch_requests=batch,
-            max_step_tokens=40,
-            max_queued_requests=10,
-        )
-        engine = Engine(model, KVCache.allocate(model.shape, num_blocks, 16), None, limits)
+        engine = small_engine(model, num_blocks, max_batch_requests=batch, max_step_tokens=40)
         params = SamplingParams(seed=3, num_tokens_to_generate=30, ignore_eos=True)
         for number in range(4):  # all with the first 64 tokens in common
             engine.add_request(number, np.array(tokens()[:64] + tokens(number)[:40]), params)
