@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from homing.params import SamplingParams
 from homing.wire import (
-    PROTOCOL_VERSION,
     Abort,
     Delta,
     FinishReason,
-    FleetState,
     Goodbye,
     Hello,
     ModelCard,
@@ -26,10 +24,11 @@ from homing.wire import (
     Refused,
     Rejoin,
     Role,
-    Submit,
     Welcome,
     read_payload,
 )
+from tests.support import engine_session
+from tests.support.engine_session import submit
 from tests.support.scripted_coordinator import ScriptedCoordinator
 from tests.support.tiny_models import make_tiny_model
 
@@ -48,18 +47,8 @@ def coordinator() -> Iterator[ScriptedCoordinator]:
 
 
 def welcome(coordinator: ScriptedCoordinator) -> Welcome:
-    return Welcome(
-        protocol_version=PROTOCOL_VERSION,
-        incarnation=coordinator.incarnation,
-        rank=0,
-        state=FleetState.RUNNING,
-        epoch=0,
-        control_sequence=0,
-        policy="round_robin",
-        reads_prefixes=False,
-        live_ranks=1,
-        heartbeat_s=0.2,
-    )
+    incarnation = coordinator.incarnation
+    return replace(engine_session.welcome(), incarnation=incarnation, rank=0, heartbeat_s=0.2)
 
 
 class EngineProcess:
@@ -90,20 +79,6 @@ def start(model: Path, coordinator: ScriptedCoordinator, *arguments: str) -> Eng
     return EngineProcess(*flags, "--kv-cache-gb", "0.05", "--rank", "0", *arguments)
 
 
-def submit(request_id: int, prompt: list[int], max_new_tokens: int, **params: object) -> Submit:
-    sampling = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **params})  # type: ignore[arg-type]
-    return Submit(
-        1,
-        request_id,
-        0,
-        len(prompt),
-        0,
-        max_new_tokens,
-        prompt=array("I", prompt).tobytes(),
-        sampling=sampling.to_bytes(),
-    )
-
-
 async def answer(coordinator: ScriptedCoordinator, request_id: int) -> list[Delta]:
     """The request's deltas up to its end."""
     found: list[Delta] = []
@@ -126,17 +101,17 @@ async def test_an_engine_joins_answers_and_stops(model: Path, coordinator: Scrip
         assert card.tokenizer_dir == str(model)
         coordinator.send(peer, welcome(coordinator))
 
-        coordinator.send(peer, submit(1, [9, 10, 11], 5))
+        coordinator.send(peer, submit(1, 1, prompt=[9, 10, 11], max_new_tokens=5))
         first = tokens(await answer(coordinator, 1))
         assert len(first) == 5
 
         coordinator.router.send(peer, [b"garbage"])
-        coordinator.send(peer, submit(2, [], 5))
+        coordinator.send(peer, submit(1, 2, prompt=[], max_new_tokens=5))
         [error] = await answer(coordinator, 2)
         assert error.finish is not None
         assert error.finish.reason is FinishReason.ERROR
 
-        coordinator.send(peer, submit(3, [9, 10, 12], 200))
+        coordinator.send(peer, submit(1, 3, prompt=[9, 10, 12], max_new_tokens=200))
         coordinator.send(peer, Abort(1, 3, 0))
         aborted = await answer(coordinator, 3)
         assert aborted[-1].finish is not None
@@ -146,7 +121,7 @@ async def test_an_engine_joins_answers_and_stops(model: Path, coordinator: Scrip
         _, hello = await coordinator.next(Hello, START_S)
         assert hello.incarnation == 1
         coordinator.send(peer, welcome(coordinator))
-        coordinator.send(peer, submit(4, [9, 10, 11], 5))
+        coordinator.send(peer, submit(1, 4, prompt=[9, 10, 11], max_new_tokens=5))
         assert tokens(await answer(coordinator, 4)) == first
 
         engine.process.send_signal(signal.SIGTERM)
