@@ -7,7 +7,7 @@
 # stdout is one JSON object, stderr the rest; the exit code is 0 only if all checks passed. Needed: a
 # driver, nvcc (FlashInfer compiles its kernels), Python 3.11 or newer, and pip's index. What is
 # installed goes to .venv-gpu, on top of the packages of $PYTHON: a torch for CUDA that is there is
-# used. $TORCH and $TORCH_INDEX_URL name another one.
+# used. $TORCH and $TORCH_INDEX_URL name another one. SETUP=no installs nothing: $PYTHON has it all.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -35,12 +35,17 @@ set_up() {
 if ! nvidia-smi --list-gpus >&2; then
     fail "there is no CUDA GPU here: nvidia-smi lists none"
 fi
-# A subshell of its own: `set -e` does not hold in one that `if` or `||` looks at.
-set +e
-(set -e; set_up) >&2
-is_set_up=$?
-set -e
-[ "$is_set_up" -eq 0 ] || fail "setting up $ENVIRONMENT failed: stderr says why"
+if [ "${SETUP:-yes}" = no ]; then
+    export PYTHONPATH="$PWD/services:$PWD/shared${PYTHONPATH:+:$PYTHONPATH}"
+else
+    # A subshell of its own: `set -e` does not hold in one that `if` or `||` looks at.
+    set +e
+    (set -e; set_up) >&2
+    is_set_up=$?
+    set -e
+    [ "$is_set_up" -eq 0 ] || fail "setting up $ENVIRONMENT failed: stderr says why"
+    PYTHON=$ENVIRONMENT/bin/python
+fi
 
 for home in "${CUDA_HOME:-}" /usr/local/cuda; do
     [ -x "$home/bin/nvcc" ] && export CUDA_HOME="$home" PATH="$home/bin:$PATH" && break
@@ -50,7 +55,7 @@ left_s=$((BUDGET_S - SECONDS))
 [ "$left_s" -ge 60 ] || fail "setting up took all of the time; it is done now, so run this again"
 set +e
 report=$(timeout --kill-after 5 "$left_s" \
-    "$ENVIRONMENT/bin/python" -m tests.gpu.check --budget-s "$((left_s - 20))" "$@")
+    "$PYTHON" -m tests.gpu.check --budget-s "$((left_s - 20))" "$@")
 status=$?
 [ -n "$report" ] || fail "the checks ended without a report, by exit code $status"
 printf '%s\n' "$report"

@@ -211,6 +211,7 @@ def check_pages(indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
 def top_k_renorm_probs(
     probs: Tensor, top_k: Tensor | int, is_deterministic: bool = False
 ) -> Tensor:
+    assert is_deterministic
     assert isinstance(top_k, Tensor)
     assert top_k.dtype == torch.int32
     assert bool(((top_k > 0) & (top_k < probs.shape[-1])).all())
@@ -222,6 +223,7 @@ def top_k_renorm_probs(
 def top_p_renorm_probs(
     probs: Tensor, top_p: Tensor | float, is_deterministic: bool = False
 ) -> Tensor:
+    assert is_deterministic
     assert isinstance(top_p, Tensor)
     assert top_p.dtype == torch.float32
     assert bool(((top_p > 0) & (top_p < 1)).all())

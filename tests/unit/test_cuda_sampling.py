@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+
 import msgspec
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from homing.engine.sampling import Sampler
 from homing.engine.sampling.on_device import FlashInferSampler, invert
@@ -88,6 +91,20 @@ def test_what_a_request_does_to_its_logits_leaves_the_others_and_the_log_probs(
         assert scores is not None
         assert scores.chosen == expected.chosen[row]
         assert scores.top_ids.tolist() == [expected.top_ids[row, :num_top].tolist()]
+
+
+def test_a_library_that_is_never_deterministic_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_flashinfer.install(monkeypatch)
+    library = importlib.import_module("flashinfer.sampling")
+    newer = library.top_k_renorm_probs
+
+    def older(probs: Tensor, top_k: Tensor | int) -> Tensor:
+        return newer(probs, top_k, is_deterministic=True)
+
+    monkeypatch.setattr(library, "top_k_renorm_probs", older)
+    requests = [request(SamplingParams(top_k=2), seed=seed) for seed in range(20)]
+    tokens = FlashInferSampler().sample(random_logits(1).expand(20, -1), requests).token_ids
+    assert set(tokens) == set(random_logits(1)[0].topk(2).indices.tolist())
 
 
 def test_the_ends_of_a_distribution_are_drawn_only_where_there_is_probability() -> None:

@@ -7,8 +7,8 @@ graph. A window is part of a plan, so layers of different windows have different
 Both kinds run the kernels of `fa2`: they run on every GPU from compute capability 8.0 on, at any
 number of query heads for a head of keys, and are compiled at their first use, together.
 
-Written for flashinfer-python 0.7.4 (https://docs.flashinfer.ai/api/attention.html); not yet
-verified on hardware.
+Written for flashinfer-python 0.5.3 to 0.7.4 (https://docs.flashinfer.ai/api/attention.html); not
+yet verified on hardware.
 """
 
 from __future__ import annotations

@@ -8,14 +8,16 @@ seed, is another.
 
 What changes single rows, penalties and grammars, is computed on the CPU as in `Sampler`.
 
-Written for flashinfer-python 0.7.4 (https://docs.flashinfer.ai/api/sampling.html); not yet verified
-on hardware.
+Written for flashinfer-python 0.5.3 to 0.7.4 (https://docs.flashinfer.ai/api/sampling.html); not yet
+verified on hardware.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,8 +36,8 @@ class FlashInferSampler(Sampler):
 
     def __init__(self) -> None:
         library: Any = importlib.import_module("flashinfer.sampling")
-        self._top_k: Callable[..., Tensor] = library.top_k_renorm_probs
-        self._top_p: Callable[..., Tensor] = library.top_p_renorm_probs
+        self._top_k = _deterministic(library.top_k_renorm_probs)
+        self._top_p = _deterministic(library.top_p_renorm_probs)
 
     def sample_from_logits(
         self, logits: Tensor, requests: Sequence[Request]
@@ -63,13 +65,18 @@ class FlashInferSampler(Sampler):
         return invert(probs, uniform([r.seed for r in requests], [r.num_tokens for r in requests]))
 
 
+def _deterministic(renormalize: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Where the library can: else the order of its sums may move a token over the edge."""
+    if "is_deterministic" in inspect.signature(renormalize).parameters:
+        return partial(renormalize, is_deterministic=True)
+    return renormalize
+
+
 def _cut(
     probs: Tensor, renormalize: Callable[..., Tensor], rows: list[int], limits: Tensor
 ) -> None:
     if rows:
-        # Deterministic: else the order of the library's sums could move a token over the edge.
-        new = renormalize(probs[rows], limits.to(probs.device), is_deterministic=True)
-        probs[rows] = new
+        probs[rows] = renormalize(probs[rows], limits.to(probs.device))
 
 
 def invert(probs: Tensor, noise: NDArray[np.float64]) -> Tensor:
