@@ -78,5 +78,5 @@ bench: $(READY)  ## measure the coordinator and, given BASE_URL, a running serve
 	@$(if $(BASE_URL),$(BIN)/homing bench serve --base-url $(BASE_URL) $(ARGS))
 
 clean:  ## remove the environment and every cache
-	rm -rf .venv .venv-clients tests/clients/node/node_modules build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-clients .venv-gpu tests/clients/node/node_modules build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find services shared tests -name __pycache__ -type d -prune -exec rm -rf {} +
