@@ -7,7 +7,8 @@ instructions, and because that is what the C kernels do. Quantized weights are r
 kept in fp32: they take no less memory here. Runs where there is no compiler, at a fraction of their
 speed.
 
-On CUDA matrix products are of the weights' dtype; norms, rotations and logits are fp32 there, too.
+On CUDA matrix products are of the weights' dtype, the head's too, whose logits are fp32 thereafter;
+norms and rotations are computed in fp32.
 """
 
 from __future__ import annotations
