@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from homing.frontend import completions, stream
+from homing.frontend.openai.blocks import BLOCK
 from homing.frontend.openai.requests import read_completion
 from homing.frontend.tokenizing import TokenizerThread
 from homing.wire import Finish, FinishReason
@@ -292,8 +293,34 @@ async def test_scores_of_a_long_prompt_are_told_by_the_thread(tmp_path, monkeypa
         assert not ran
         monkeypatch.setattr(stream, "SHORT_SCORES", 1)
         long = [await frontend.post(URL, body), *await frontend.stream(URL, body)]
-    assert len(ran) == 3  # the whole answer's first part and its encoding, the stream's first part
+    assert len(ran) == 2  # the whole answer, and the first event of the stream
     assert [answer["choices"] for answer in long] == [answer["choices"] for answer in short]
+
+
+@pytest.mark.parametrize("num_tokens", [2, BLOCK - 2, BLOCK - 1, BLOCK, 2 * BLOCK + 5])
+async def test_scores_are_the_same_however_many_blocks_they_take(tmp_path, num_tokens):
+    a, b = byte_ids("ab")
+    prompt = [a, b] * (num_tokens // 2) + [a] * (num_tokens % 2)
+    scores = [None, *map(log_prob_of, prompt[1:])]
+    texts = ["ab"[index % 2] for index in range(num_tokens)]
+    async with serving(tmp_path, says([b]), max_context_tokens=2**20) as frontend:
+        body = {"prompt": prompt, "echo": True, "logprobs": 1, "prompt_logprobs": 1}
+        choice = (await frontend.post(URL, body))["choices"][0]
+        sglang = {"input_ids": prompt, "return_logprob": True, "logprob_start_len": 1}
+        native = (await frontend.post("/generate", sglang))["meta_info"]
+    told = choice["logprobs"]
+    assert told["tokens"] == [*texts, "b"]
+    assert told["token_logprobs"] == [*scores, log_prob_of(b)]
+    assert told["text_offset"] == list(range(num_tokens + 1))
+    tops = [{text: score} for text, score in zip(texts, scores, strict=True)]
+    assert told["top_logprobs"] == [None, *tops[1:], {"b": log_prob_of(b)}]
+    entries = [
+        {str(token): {"logprob": score, "rank": 1, "decoded_token": text}}
+        for token, score, text in zip(prompt, scores, texts, strict=True)
+    ]
+    assert choice["prompt_logprobs"] == [None, *entries[1:]]
+    pairs = zip(scores[1:], prompt[1:], strict=True)
+    assert native["input_token_logprobs"] == [[score, token, None] for score, token in pairs]
 
 
 async def test_cache_salts_reach_the_fleet_and_may_not_be_long(tmp_path):

@@ -108,8 +108,8 @@ class Choices:
     def __len__(self) -> int:
         return len(self._choices)
 
-    def count(self, index: int, part: Part) -> None:
-        """Note that a part of choice `index` came."""
+    def push(self, index: int, part: Part) -> Piece | None:
+        """Take a part of choice `index`; the piece to show for it, if there is one."""
         self._stopwatch.part(index, part)
         self._num_completion_tokens += len(part.token_ids)
         if index % self._num_choices == 0:  # choices of a prompt share its tokens: count them once
@@ -118,9 +118,6 @@ class Choices:
             self.num_unfinished -= 1
             if not self.num_unfinished:
                 self._stopwatch.finish(self.usage)
-
-    def push(self, index: int, part: Part) -> Piece | None:
-        """Take the part; the piece to show for it, if there is one."""
         piece = self._choices[index].push(part)
         if piece is not None:
             self._num_reasoning_tokens += piece.num_reasoning_tokens
@@ -141,22 +138,16 @@ async def _whole(
     generations: Generations, choices: Choices, reply: Reply, thread: TokenizerThread
 ) -> bytes:
     pieces: list[list[Piece]] = [[] for _ in range(len(choices))]
-    has_long_scores = False
     while choices.num_unfinished:
         for index, part in await generations.next():
-            choices.count(index, part)
-            if _has_long_scores(part):
-                has_long_scores = True
-                piece = await thread.run(partial(choices.push, index, part))
-            else:
-                piece = choices.push(index, part)
-            if piece:
+            if piece := choices.push(index, part):
                 pieces[index].append(piece)
+    whole = [join(of_choice) for of_choice in pieces]
 
     def encoded() -> bytes:
-        return encode_json(reply.whole([join(of_choice) for of_choice in pieces], choices.usage))
+        return encode_json(reply.whole(whole, choices.usage))
 
-    return await thread.run(encoded) if has_long_scores else encoded()
+    return await thread.run(encoded) if any(map(_has_long_scores, whole)) else encoded()
 
 
 async def _events(
@@ -169,10 +160,7 @@ async def _events(
 ) -> AsyncIterator[bytes]:
     """The body of a streamed answer. What goes wrong now can only be told as an event."""
 
-    def show(index: int, part: Part) -> bytes:
-        piece = choices.push(index, part)
-        if piece is None:
-            return b""
+    def shown(index: int, piece: Piece) -> bytes:
         usage = choices.usage if job.request.wants_usage_on_chunks else UNSET
         return b"".join(map(_event, reply.chunks(index, piece, usage)))
 
@@ -182,11 +170,11 @@ async def _events(
         while True:
             events = b""
             for index, part in parts:
-                choices.count(index, part)
-                if _has_long_scores(part):
-                    events += await thread.run(partial(show, index, part))
-                else:
-                    events += show(index, part)
+                piece = choices.push(index, part)
+                if piece and _has_long_scores(piece):
+                    events += await thread.run(partial(shown, index, piece))
+                elif piece:
+                    events += shown(index, piece)
             if events or not parts:
                 yield events or _KEEP_ALIVE
             if not choices.num_unfinished:
@@ -203,9 +191,9 @@ async def _events(
         yield _event(error_body(InternalError("the answer failed; the server's log says why")))
 
 
-def _has_long_scores(part: Part) -> bool:
-    scores = part.prompt_log_probs
-    return scores is not None and len(scores) > SHORT_SCORES
+def _has_long_scores(piece: Piece) -> bool:
+    tokens = piece.prompt_tokens
+    return tokens is not None and len(tokens) > SHORT_SCORES
 
 
 def _event(body: Struct | dict) -> bytes:

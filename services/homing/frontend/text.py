@@ -5,9 +5,12 @@ Streamed and whole answers both come from here, which is why they are equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homing.client import Part
 from homing.frontend.parsers import Event
@@ -16,8 +19,7 @@ from homing.tokenizer import IncrementalDecoder, StopMatcher, Tokenizer
 from homing.wire import Finish, FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(Struct, frozen=True, gc=False):
     """One token, with what a client may ask about it."""
 
     token_id: int
@@ -31,13 +33,35 @@ class Token:
     """Of the weights that it was sampled under."""
 
 
+class PromptTokens:
+    """A prompt's tokens as they lie in its text, with what a part tells of them. Of a long prompt
+    they are many: they are made one by one, each time they are iterated."""
+
+    def __init__(self, tokenizer: Tokenizer, token_ids: Sequence[int], part: Part) -> None:
+        self._tokenizer = tokenizer
+        self._token_ids = token_ids
+        self._log_probs = part.prompt_log_probs or []
+        self._top = part.prompt_top
+
+    def __len__(self) -> int:
+        return len(self._token_ids)
+
+    def __iter__(self) -> Iterator[Token]:
+        decoder = IncrementalDecoder(self._tokenizer, [])
+        offset = 0
+        tops = repeat(None) if self._top is None else self._top
+        for token_id, log_prob, top in zip(self._token_ids, self._log_probs, tops, strict=False):
+            yield Token(token_id, offset, log_prob, top)
+            offset += len(decoder.push([token_id]))
+
+
 @dataclass(slots=True)
 class Piece:
     """What a client is to see next of one choice: some text and the tokens behind it."""
 
     text: str = ""
     tokens: list[Token] = field(default_factory=list)
-    prompt_tokens: list[Token] = field(default_factory=list)
+    prompt_tokens: PromptTokens | None = None
     """In a choice's first piece, when log-probabilities of the prompt were asked for."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -66,7 +90,7 @@ def join(pieces: Iterable[Piece]) -> Piece:
     for piece in pieces:
         texts.append(piece.text)
         whole.tokens += piece.tokens
-        whole.prompt_tokens += piece.prompt_tokens
+        whole.prompt_tokens = whole.prompt_tokens or piece.prompt_tokens
         whole.events += piece.events
         whole.num_reasoning_tokens += piece.num_reasoning_tokens
         whole.num_cached_tokens += piece.num_cached_tokens
@@ -106,7 +130,8 @@ class ChoiceText:
         """The next piece; None while there is no text to show."""
         if not self._started:
             self._started = True
-            self._held.prompt_tokens = self._prompt_tokens(part)
+            if part.prompt_log_probs is not None:
+                self._held.prompt_tokens = PromptTokens(self._tokenizer, self._prompt_ids, part)
         if part.token_ids or part.num_cached_tokens is not None:  # an engine said so
             self._held.see_epoch(part.epoch, part.epoch)
         self._held.num_cached_tokens += part.num_cached_tokens or 0
@@ -170,18 +195,3 @@ class ChoiceText:
         if finish.reason is FinishReason.STOP:
             asked = isinstance(finish.stop, str) or finish.stop in self._params.stop_token_ids
             self._held.stop_reason = finish.stop if asked else None
-
-    def _prompt_tokens(self, part: Part) -> list[Token]:
-        """The prompt's tokens as they lie in its text."""
-        if part.prompt_log_probs is None:
-            return []
-        decoder = IncrementalDecoder(self._tokenizer, [])
-        offset = 0
-        tokens: list[Token] = []
-        tops = repeat(None) if part.prompt_top is None else part.prompt_top
-        for token_id, log_prob, top in zip(
-            self._prompt_ids, part.prompt_log_probs, tops, strict=False
-        ):
-            tokens.append(Token(token_id, offset, log_prob, top))
-            offset += len(decoder.push([token_id]))
-        return tokens

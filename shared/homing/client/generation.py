@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import islice
 
 import msgspec
 
@@ -228,7 +229,7 @@ def _part(delta: Delta, *, first: bool) -> Part:
     return Part(
         token_ids=_uint32(delta.tokens),
         log_probs=None if delta.log_probs is None else _float32(delta.log_probs),
-        top=None if delta.top is None else _alternatives(delta.top),
+        top=None if delta.top is None else list(_alternatives(delta.top)),
         num_cached_tokens=delta.num_cached_tokens if first else None,
         prompt_log_probs=None if prompt is None else [None, *_float32(prompt.log_probs)],
         prompt_top=None if prompt is None or prompt.top is None else _PromptTop(prompt.top),
@@ -248,9 +249,11 @@ class _PromptTop:
         yield from _alternatives(self.top)
 
 
-def _alternatives(top: TopLogProbs) -> list[Alternatives]:
-    pairs = list(zip(_uint32(top.token_ids), _float32(top.log_probs), strict=True))
-    return [pairs[start : start + top.n] for start in range(0, len(pairs), max(1, top.n))]
+def _alternatives(top: TopLogProbs) -> Iterator[Alternatives]:
+    """At one position after the other."""
+    pairs = zip(array("I", top.token_ids), array("f", top.log_probs), strict=True)
+    while entry := list(islice(pairs, max(1, top.n))):
+        yield entry
 
 
 def _uint32(data: bytes) -> list[int]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
 from homing.frontend.native.requests import NativeRequest
+from homing.frontend.openai.blocks import json_list
 from homing.frontend.openai.logprobs import (
     ChatLogProbs,
     PromptLogProbsList,
@@ -133,12 +135,15 @@ class GenerateReply:
         info.output_token_logprobs = [self._score(token) for token in piece.tokens]
         if completion.logprobs:
             info.output_top_logprobs = [self._top(token) for token in piece.tokens]
-        if prompt := piece.prompt_tokens[self._request.prompt_scores_from :]:
-            info.input_token_logprobs = [self._score(token) for token in prompt]
-            if completion.logprobs:
-                info.input_top_logprobs = [
-                    None if token.log_prob is None else self._top(token) for token in prompt
-                ]
+        start, prompt = self._request.prompt_scores_from, piece.prompt_tokens
+        if prompt is None or len(prompt) <= start:
+            return
+        info.input_token_logprobs = json_list(map(self._score, islice(prompt, start, None)))
+        if completion.logprobs:
+            info.input_top_logprobs = json_list(
+                None if token.log_prob is None else self._top(token)
+                for token in islice(prompt, start, None)
+            )
 
     def _score(self, token: Token) -> TokenLogProb:
         return self._entry(token.token_id, token.log_prob)
@@ -196,8 +201,8 @@ class TokensReply:
         tokens = Tokens(request_id=self._id, choices=choices, usage=usage)
         stamp(tokens, pieces)
         num_top = self._request.prompt_logprobs
-        if num_top is not None and pieces[0].prompt_tokens:
-            prompt = pieces[0].prompt_tokens
+        prompt = pieces[0].prompt_tokens
+        if num_top is not None and prompt is not None:
             tokens.prompt_logprobs = prompt_log_probs(self._spelling, prompt, num_top)
         return tokens
 

@@ -119,7 +119,7 @@ class ChatReply:
     def _prompt_log_probs(self, piece: Piece) -> PromptLogProbsList | UnsetType:
         """In a choice's first piece, on request."""
         num_top = self._request.prompt_logprobs
-        if num_top is None or not piece.prompt_tokens:
+        if num_top is None or piece.prompt_tokens is None:
             return UNSET
         return prompt_log_probs(self._spelling, piece.prompt_tokens, num_top)
 

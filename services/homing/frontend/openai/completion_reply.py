@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from msgspec import Struct, UnsetType
 
@@ -72,12 +73,13 @@ class CompletionReply:
             token_weight_versions=token_weight_versions(request, piece),
         )
         if request.logprobs is not None:
-            shown = [*piece.prompt_tokens, *piece.tokens] if request.echo else piece.tokens
+            before = piece.prompt_tokens if request.echo else None
+            shown = chain(before or (), piece.tokens)
             choice.logprobs = completion_log_probs(self._spelling, shown, request.logprobs)
         if request.return_token_ids and with_prompt:
             choice.prompt_token_ids = self._prompts[index // request.num_choices]
         if request.prompt_logprobs is not None and with_prompt:
             choice.prompt_logprobs = prompt_log_probs(
-                self._spelling, piece.prompt_tokens, request.prompt_logprobs
+                self._spelling, piece.prompt_tokens or (), request.prompt_logprobs
             )
         return choice

@@ -6,9 +6,11 @@ Tokens read as text, not as the vocabulary spells them; of a part of a character
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 from msgspec import Struct
 
+from homing.frontend.openai.blocks import BLOCK, blocks_of, encoded, joined, json_list
 from homing.frontend.text import Token
 from homing.tokenizer import Tokenizer
 
@@ -60,9 +62,22 @@ def finite(log_prob: float) -> float:
 
 
 def completion_log_probs(
-    spell: Spelling, tokens: Sequence[Token], num_top: int
+    spell: Spelling, tokens: Iterable[Token], num_top: int
 ) -> CompletionLogProbs:
     """`top_logprobs` always holds the chosen token, so it may have `num_top` + 1 entries."""
+    blocks = (_completion_block(spell, block, num_top) for block in blocks_of(tokens))
+    first = next(blocks, CompletionLogProbs([], [], [], []))
+    if len(first.tokens) < BLOCK:
+        return first
+    lists = zip(*map(_encoded_lists, chain([first], blocks)), strict=True)
+    return CompletionLogProbs(*map(joined, lists))
+
+
+def _encoded_lists(block: CompletionLogProbs) -> list[bytes]:
+    return [encoded(getattr(block, name)) for name in CompletionLogProbs.__struct_fields__]
+
+
+def _completion_block(spell: Spelling, tokens: Sequence[Token], num_top: int) -> CompletionLogProbs:
     return CompletionLogProbs(
         tokens=[spell(token.token_id) for token in tokens],
         token_logprobs=[
@@ -110,7 +125,7 @@ def _entry(tokenizer: Tokenizer, spell: Spelling, token_id: int, log_prob: float
 
 def prompt_log_probs(spell: Spelling, tokens: Iterable[Token], num_top: int) -> PromptLogProbsList:
     """vLLM's shape: for each prompt token, token id -> what is known of it."""
-    return [_prompt_entry(spell, token, num_top) for token in tokens]
+    return json_list(_prompt_entry(spell, token, num_top) for token in tokens)
 
 
 def _prompt_entry(spell: Spelling, token: Token, num_top: int) -> dict[str, PromptLogProb] | None:
