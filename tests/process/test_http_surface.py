@@ -17,6 +17,7 @@ import pytest
 
 from homing.engine.weights import resolve_model
 from tests.support.serving import Serving, serving, wait_until
+from tests.support.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -186,7 +187,8 @@ def test_a_fleet_with_keys_starts_and_asks_for_them(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("one\n")
     environment = {"HOMING_ADMIN_API_KEY": "root"}
-    arguments = ["--frontend-replicas", "1", "--api-key-file", str(keys)]
+    model = str(make_tiny_model("llama", tmp_path / "tiny"))
+    arguments = [model, "--frontend-replicas", "1", "--api-key-file", str(keys)]
     with serving(*arguments, environment=environment) as server:
         models = f"{server.base_url}/v1/models"
         assert httpx.get(models).status_code == 401

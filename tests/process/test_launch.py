@@ -1,4 +1,4 @@
-"""`homing serve` with the real services on the demo model: starts, failures to start, ends."""
+"""`homing serve` with the real services on a tiny model: starts, failures to start, ends."""
 
 from __future__ import annotations
 
@@ -15,18 +15,24 @@ import psutil
 import pytest
 
 from tests.support.serving import Serving, serving, wait_until
+from tests.support.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.timeout(300)
 
-LITTLE_MEMORY = ("--kv-cache-gb", "0.1", "--max-model-len", "512")
+LITTLE_MEMORY = ("--kv-cache-gb", "0.05")
 SMALL = ("--port", "0", "--frontend-replicas", "1", *LITTLE_MEMORY)
 # In which no process may be left, whatever ended the launcher.
 END_S = 10.0
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Serving]:
-    with serving("--data-parallel-size", "2", *LITTLE_MEMORY) as running:
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny_model("llama", tmp_path_factory.mktemp("models") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def server(model: str) -> Iterator[Serving]:
+    with serving(model, "--data-parallel-size", "2", *LITTLE_MEMORY) as running:
         yield running
 
 
@@ -138,8 +144,10 @@ def test_while_frontends_restart_connections_wait_and_are_not_refused(server: Se
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_launch_that_ends_while_it_loads_leaves_no_process(number: signal.Signals) -> None:
-    with launched(*SMALL) as launch:
+def test_a_launch_that_ends_while_it_loads_leaves_no_process(
+    model: str, number: signal.Signals
+) -> None:
+    with launched(model, *SMALL) as launch:
         everyone = {"coordinator", "engine", "frontend"}
         wait_until(lambda: set(launch.look()) == everyone, 60, "every process has started")
         launch.process.send_signal(number)
@@ -161,8 +169,8 @@ def test_a_model_that_an_engine_refuses_ends_the_launch(tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
-def test_a_launch_past_its_deadline_says_what_it_waited_for() -> None:
-    with launched(*SMALL, "--start-timeout-s", "0.3") as launch:
+def test_a_launch_past_its_deadline_says_what_it_waited_for(model: str) -> None:
+    with launched(model, *SMALL, "--start-timeout-s", "0.3") as launch:
         _, errors = launch.process.communicate(timeout=60)
     assert launch.process.returncode == 1
     assert errors.splitlines()[-1].startswith(
@@ -170,8 +178,8 @@ def test_a_launch_past_its_deadline_says_what_it_waited_for() -> None:
     )
 
 
-def test_stdout_has_the_ready_line_and_a_second_signal_waits_for_nobody() -> None:
-    with launched(*SMALL, "--served-model-name", "little") as launch:
+def test_stdout_has_the_ready_line_and_a_second_signal_waits_for_nobody(model: str) -> None:
+    with launched(model, *SMALL, "--served-model-name", "little") as launch:
         assert launch.process.stdout is not None
         line = launch.process.stdout.readline()
         pattern = r"Homing is ready: http://127\.0\.0\.1:\d+ \(little, 1 engine ranks\)\n"
