@@ -20,15 +20,15 @@ def tokenizer(tmp_path):
 
 
 @pytest.fixture
-def thread(tokenizer):
-    thread = TokenizerThread(tokenizer)
+def thread():
+    thread = TokenizerThread()
     yield thread
     thread.close()
 
 
 async def test_the_event_loop_goes_on_while_a_job_runs(thread):
     gate = threading.Event()
-    job = asyncio.create_task(thread.prepare(lambda tokenizer: gate.wait(30)))
+    job = asyncio.create_task(thread.prepare(lambda: gate.wait(30)))
     await asyncio.sleep(0)
     gate.set()  # only a loop that is free gets here
     assert await job
@@ -37,26 +37,26 @@ async def test_the_event_loop_goes_on_while_a_job_runs(thread):
 async def test_jobs_beyond_the_limit_are_refused(thread, monkeypatch):
     monkeypatch.setattr(tokenizing, "MAX_WAITING", 2)
     gate = threading.Event()
-    jobs = [asyncio.create_task(thread.prepare(lambda tokenizer: gate.wait(30))) for _ in range(2)]
+    jobs = [asyncio.create_task(thread.prepare(lambda: gate.wait(30))) for _ in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded, match="2 prompts wait"):
-        await thread.prepare(lambda tokenizer: None)
+        await thread.prepare(lambda: None)
     gate.set()
     assert await asyncio.gather(*jobs) == [True, True]
-    assert await thread.prepare(lambda tokenizer: "again") == "again"
+    assert await thread.prepare(lambda: "again") == "again"
 
 
 async def test_a_caller_that_leaves_takes_its_waiting_job_with_it(thread):
     gate = threading.Event()
     ran = []
-    first = asyncio.create_task(thread.prepare(lambda tokenizer: gate.wait(30)))
-    second = asyncio.create_task(thread.prepare(lambda tokenizer: ran.append(1)))
+    first = asyncio.create_task(thread.prepare(lambda: gate.wait(30)))
+    second = asyncio.create_task(thread.prepare(lambda: ran.append(1)))
     await asyncio.sleep(0)
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)
     gate.set()
     await first
-    await thread.prepare(lambda tokenizer: None)
+    await thread.prepare(lambda: None)
     assert ran == []
 
 

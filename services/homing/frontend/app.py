@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 from msgspec import Struct
@@ -36,9 +37,8 @@ from homing.frontend.status import (
 )
 from homing.frontend.stream import answer, encode_json, json_bytes, json_response
 from homing.frontend.token_routes import detokenize, tokenize
-from homing.tokenizer import Tokenizer
 
-Prepare = Callable[[bytes, ServedModel, Tokenizer, Call], tuple[Job, Reply]]
+Prepare = Callable[[bytes, ServedModel, Call], tuple[Job, Reply]]
 
 
 class App(Quart):
@@ -84,9 +84,7 @@ def _add_generating_routes(app: Quart, service: Service) -> None:
             model = await service.joined_model()
             call = _call(service, model)
             body = await _body()
-            job, reply = await model.prepare(
-                body, lambda tokenizer: prepare(body, model, tokenizer, call)
-            )
+            job, reply = await model.prepare(body, partial(prepare, body, model, call))
             return await answer(job, reply, call)
 
         for path in paths:
@@ -112,11 +110,11 @@ def _add_model_routes(app: Quart, service: Service) -> None:
 
 
 def _add_token_routes(app: Quart, service: Service) -> None:
-    def telling(act: Callable[[bytes, ServedModel, Tokenizer], Struct], *paths: str) -> None:
+    def telling(act: Callable[[bytes, ServedModel], Struct], *paths: str) -> None:
         async def post() -> Response:
             model = await service.joined_model()
             body = await _body()
-            return json_bytes(await model.prepare(body, lambda t: encode_json(act(body, model, t))))
+            return json_bytes(await model.prepare(body, lambda: encode_json(act(body, model))))
 
         for path in paths:
             app.add_url_rule(path, path, post, methods=["POST"])

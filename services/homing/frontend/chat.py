@@ -40,23 +40,21 @@ _THINKING_SWITCHES = ("enable_thinking", "thinking")
 """What templates call the variable that turns thinking off."""
 
 
-def prepare_chat(
-    body: bytes, model: ServedModel, tokenizer: Tokenizer, call: Call
-) -> tuple[Job, Reply]:
+def prepare_chat(body: bytes, model: ServedModel, call: Call) -> tuple[Job, Reply]:
     """See completions.py."""
     request = read_chat(body)
     name = model.answers_to(request.model)
-    job = _job(request, model, tokenizer)
+    job = _job(request, model)
     return job, ChatReply(request, name, model.tokenizer, job.prompts[0].token_ids)
 
 
-def _job(request: ChatRequest, model: ServedModel, tokenizer: Tokenizer) -> Job:
+def _job(request: ChatRequest, model: ServedModel) -> Job:
     choice = tool_choice(request)
     params = chat_params(request, choice, model.answer_format.tools)
     can_think = params.structured_output is None and request.separate_reasoning is not False
     answer_format = model.answer_format if can_think else model.answer_format.without_reasoning
     held = params.structured_output is not None
-    prompt = chat_prompt(request, choice, model, tokenizer, held=held)
+    prompt = chat_prompt(request, choice, model, held=held)
     reading = AnswerReading(
         answer_format, choice, prompt.end, show_reasoning=request.include_reasoning is not False
     )
@@ -105,12 +103,7 @@ def _thinking_limit(
 
 
 def chat_prompt(
-    request: ChatRequest,
-    choice: ToolChoice,
-    model: ServedModel,
-    tokenizer: Tokenizer,
-    *,
-    held: bool = False,
+    request: ChatRequest, choice: ToolChoice, model: ServedModel, *, held: bool = False
 ) -> Prompt:
     """The prompt that asks for the next message. Raises `InvalidRequest`.
 
@@ -121,7 +114,7 @@ def chat_prompt(
     if given:
         field = "prompt_token_ids" if request.prompt_token_ids else "input_ids"
         check_token_ids(given, model.card.vocab_size, field=field)
-        end = tokenizer.decode(given[-_END_CHARACTERS:], skip_special_tokens=False)
+        end = model.tokenizer.decode(given[-_END_CHARACTERS:], skip_special_tokens=False)
         return Prompt(given, pack_ids(given), end=end)
     if not plain:
         raise InvalidRequest("messages is an empty list", field="messages")
@@ -129,11 +122,11 @@ def chat_prompt(
     variables = _variables(request, think=not held)
     if choice.tools and choice.mode is not ToolChoiceMode.NONE:
         assert request.tools is not None
-        if knows_tools(tokenizer.chat_template):
+        if knows_tools(model.tokenizer.chat_template):
             variables["tools"] = request.tools
         else:
             messages = with_tools_told(messages, request.tools)
-    prompt = _render_and_encode(messages, variables, model.card, tokenizer)
+    prompt = _render_and_encode(messages, variables, model.card, model.tokenizer)
     if not prompt.token_ids:
         raise InvalidRequest("the chat template makes an empty prompt of this", field="messages")
     return prompt

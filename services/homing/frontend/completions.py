@@ -24,25 +24,20 @@ from homing.frontend.openai.requests import CompletionRequest, read_completion
 from homing.frontend.openai.sampling import MAX_CHOICES, completion_params
 from homing.frontend.service import ServedModel
 from homing.frontend.tokenizing import Prompt, encode_within, pack_ids
-from homing.tokenizer import Tokenizer
 
 
-def prepare_completion(
-    body: bytes, model: ServedModel, tokenizer: Tokenizer, call: Call
-) -> tuple[Job, Reply]:
+def prepare_completion(body: bytes, model: ServedModel, call: Call) -> tuple[Job, Reply]:
     request = read_completion(body)
     name = model.answers_to(request.model)
-    job = _job(request, model, tokenizer)
+    job = _job(request, model)
     reply = CompletionReply(request, name, model.tokenizer, [p.token_ids for p in job.prompts])
     return job, reply
 
 
-def prepare_generate(
-    body: bytes, model: ServedModel, tokenizer: Tokenizer, call: Call
-) -> tuple[Job, Reply]:
+def prepare_generate(body: bytes, model: ServedModel, call: Call) -> tuple[Job, Reply]:
     """SGLang's /generate."""
     request = read_generate(body)
-    job = _native_job(request, model, tokenizer)
+    job = _native_job(request, model)
     reply = GenerateReply(
         request,
         model.tokenizer,
@@ -53,20 +48,18 @@ def prepare_generate(
     return job, reply
 
 
-def prepare_tokens(
-    body: bytes, model: ServedModel, tokenizer: Tokenizer, call: Call
-) -> tuple[Job, Reply]:
+def prepare_tokens(body: bytes, model: ServedModel, call: Call) -> tuple[Job, Reply]:
     """vLLM's /inference/v1/generate."""
     request = read_tokens(body)
-    job = _native_job(request, model, tokenizer)
+    job = _native_job(request, model)
     return job, TokensReply(request, model.tokenizer, request_id=call.request_id)
 
 
-def _native_job(request: NativeRequest, model: ServedModel, tokenizer: Tokenizer) -> Job:
+def _native_job(request: NativeRequest, model: ServedModel) -> Job:
     """A completion, each prompt with its own name if it has one."""
     model.answers_to(request.completion.model)
     with own_names(request.renamed):
-        job = _job(request.completion, model, tokenizer)
+        job = _job(request.completion, model)
     if not request.names:
         return job
     named = [
@@ -76,7 +69,7 @@ def _native_job(request: NativeRequest, model: ServedModel, tokenizer: Tokenizer
     return replace(job, prompts=named)
 
 
-def _job(request: CompletionRequest, model: ServedModel, tokenizer: Tokenizer) -> Job:
+def _job(request: CompletionRequest, model: ServedModel) -> Job:
     params = completion_params(request)
     given = _split(request.prompt)
     num_choices = len(given) * request.num_choices
@@ -88,7 +81,7 @@ def _job(request: CompletionRequest, model: ServedModel, tokenizer: Tokenizer) -
         )
     return Job(
         request,
-        [_prompt(prompt, request, model, tokenizer) for prompt in given],
+        [_prompt(prompt, request, model) for prompt in given],
         params,
         skip_special_tokens=request.skip_special_tokens is not False,
     )
@@ -108,23 +101,21 @@ def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
     return [item for item in prompt if not isinstance(item, int)]
 
 
-def _prompt(
-    given: str | list[int], request: CompletionRequest, model: ServedModel, tokenizer: Tokenizer
-) -> Prompt:
+def _prompt(given: str | list[int], request: CompletionRequest, model: ServedModel) -> Prompt:
     if isinstance(given, str):
-        token_ids = _encode(given, model, tokenizer)
+        token_ids = _encode(given, model)
     elif given:
         token_ids = check_token_ids(given, model.card.vocab_size, field="prompt")
     else:
         raise InvalidRequest("prompt holds an empty list of token ids", field="prompt")
     text = None
     if request.echo:  # as it was written; of ids, the whole characters that they spell
-        text = given if isinstance(given, str) else tokenizer.decode_whole(token_ids)
+        text = given if isinstance(given, str) else model.tokenizer.decode_whole(token_ids)
     return Prompt(token_ids, pack_ids(token_ids), text)
 
 
-def _encode(text: str, model: ServedModel, tokenizer: Tokenizer) -> list[int]:
-    max_tokens = model.card.max_context_tokens
+def _encode(text: str, model: ServedModel) -> list[int]:
+    tokenizer, max_tokens = model.tokenizer, model.card.max_context_tokens
     token_ids = encode_within(tokenizer, text, max_tokens, add_special_tokens=True)
     if token_ids:
         return token_ids

@@ -52,19 +52,18 @@ class ServedModel:
     names: tuple[str, ...]
     """The names it answers to; the first is its own."""
     tokenizer: Tokenizer
-    """For the event loop."""
     thread: TokenizerThread
-    """For long prompts, with a tokenizer of its own."""
+    """For long prompts."""
     answer_format: AnswerFormat
     """How the model marks tool calls and thoughts."""
     since: int = field(default_factory=lambda: int(time.time()))
     """Unix time."""
 
-    async def prepare(self, body: bytes, job: Callable[[Tokenizer], T]) -> T:
-        """What `job` makes of a request's body, with the tokenizer that it is given: at once of a
-        short one, else in the thread. Raises what it raises, and `Overloaded`."""
+    async def prepare(self, body: bytes, job: Callable[[], T]) -> T:
+        """What `job` makes of a request's body: at once of a short one, else in the thread. Raises
+        what it raises, and `Overloaded`."""
         if len(body) <= SHORT_BODY:
-            return job(self.tokenizer)
+            return job()
         return await self.thread.prepare(job)
 
     def answers_to(self, name: str | None) -> str:
@@ -161,11 +160,8 @@ class Service:
 
 def _read_model(card: ModelCard, settings: ModelSettings) -> ServedModel:
     directory = Path(settings.tokenizer_dir or card.tokenizer_dir)
-    tokenizer, of_thread = (
-        Tokenizer.from_dir(directory, chat_template=settings.chat_template) for _ in range(2)
-    )
-    for each in (tokenizer, of_thread):
-        each.fewest_tokens("")  # the first time takes long: not while others stream
+    tokenizer = Tokenizer.from_dir(directory, chat_template=settings.chat_template)
+    tokenizer.fewest_tokens("")  # the first time takes long: not while others stream
     tool_call_parser = settings.tool_call_parser
     if tool_call_parser is None and not knows_tools(tokenizer.chat_template):
         tool_call_parser = FORMAT_TOLD
@@ -175,4 +171,4 @@ def _read_model(card: ModelCard, settings: ModelSettings) -> ServedModel:
         reasoning_parser=settings.reasoning_parser,
     )
     names = settings.names or (card.name,)
-    return ServedModel(card, names, tokenizer, TokenizerThread(of_thread), answer_format)
+    return ServedModel(card, names, tokenizer, TokenizerThread(), answer_format)

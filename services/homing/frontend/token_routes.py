@@ -15,29 +15,26 @@ from homing.frontend.openai.tokenize import (
 )
 from homing.frontend.openai.tools import tool_choice
 from homing.frontend.service import ServedModel
-from homing.tokenizer import Tokenizer
 
 MAX_CHARACTERS = 1024 * 1024
 """Of a text to tokenize: the prompts of other requests wait meanwhile, about half a second."""
 
 
-def tokenize(body: bytes, model: ServedModel, tokenizer: Tokenizer) -> Tokenized:
+def tokenize(body: bytes, model: ServedModel) -> Tokenized:
     """Raises `InvalidRequest`."""
     request = read_body(TokenizeRequest, body)
     model.answers_to(request.model)
-    token_ids = _token_ids(request, body, model, tokenizer)
+    token_ids = _token_ids(request, body, model)
     strings = None
     if request.return_token_strs:
-        strings = [tokenizer.token_text(token_id) for token_id in token_ids]
+        strings = [model.tokenizer.token_text(token_id) for token_id in token_ids]
     return Tokenized(len(token_ids), model.card.max_context_tokens, token_ids, strings)
 
 
-def _token_ids(
-    request: TokenizeRequest, body: bytes, model: ServedModel, tokenizer: Tokenizer
-) -> list[int]:
+def _token_ids(request: TokenizeRequest, body: bytes, model: ServedModel) -> list[int]:
     if request.messages is not None:
         chat = read_chat(body)
-        return chat_prompt(chat, tool_choice(chat), model, tokenizer).token_ids
+        return chat_prompt(chat, tool_choice(chat), model).token_ids
     prompt, special = request.prompt, request.add_special_tokens is not False
     if prompt is None:
         raise InvalidRequest("give a prompt or messages", field="prompt")
@@ -45,13 +42,13 @@ def _token_ids(
         raise InvalidRequest(
             f"prompt has {len(prompt)} characters; the limit is {MAX_CHARACTERS}", field="prompt"
         )
-    return tokenizer.encode(prompt, add_special_tokens=special)
+    return model.tokenizer.encode(prompt, add_special_tokens=special)
 
 
-def detokenize(body: bytes, model: ServedModel, tokenizer: Tokenizer) -> Detokenized:
+def detokenize(body: bytes, model: ServedModel) -> Detokenized:
     """Raises `InvalidRequest`."""
     request = read_body(DetokenizeRequest, body)
     model.answers_to(request.model)
     tokens = check_token_ids(request.tokens, model.card.vocab_size, field="tokens")
     skip = bool(request.skip_special_tokens)
-    return Detokenized(tokenizer.decode(tokens, skip_special_tokens=skip))
+    return Detokenized(model.tokenizer.decode(tokens, skip_special_tokens=skip))

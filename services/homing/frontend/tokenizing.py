@@ -1,9 +1,8 @@
 """Work on whole prompts: where it is done, and what comes of it.
 
 Long prompts have a thread of their own: it takes JSON apart, renders chats, encodes and checks, and
-so does it put together what answers tell of a prompt's every token. Meanwhile other streams go on,
-since text for them is decoded on the event loop with a tokenizer of its own. Short ones are worked
-on there, too: to hand them over would take the loop longer.
+so does it put together what answers tell of a prompt's every token. Meanwhile other streams go on.
+Short ones are worked on on the event loop: to hand them over would take it longer.
 """
 
 from __future__ import annotations
@@ -47,21 +46,20 @@ def pack_ids(token_ids: list[int]) -> bytes:
 
 
 class TokenizerThread:
-    """Runs jobs one at a time, with a tokenizer that nobody else uses."""
+    """Runs jobs one at a time."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         self._num_waiting = 0
 
-    async def prepare(self, job: Callable[[Tokenizer], T]) -> T:
+    async def prepare(self, job: Callable[[], T]) -> T:
         """What the job makes of a request. Raises `Overloaded` when too many wait. A caller that is
         cancelled takes a job that has not begun with it."""
         if self._num_waiting >= MAX_WAITING:
             raise Overloaded(f"{MAX_WAITING} prompts wait to be tokenized; that is the limit")
         self._num_waiting += 1
         try:
-            return await self.run(lambda: job(self._tokenizer))
+            return await self.run(job)
         finally:
             self._num_waiting -= 1
 

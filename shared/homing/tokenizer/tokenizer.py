@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Tokenizer:
     """Encodes, decodes and renders chats for one model.
 
-    Not for use from several threads at once: each owner makes its own, or gives it one thread.
+    Several threads may use one at the same time.
     """
 
     def __init__(
