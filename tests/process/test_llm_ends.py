@@ -10,6 +10,8 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -47,23 +49,27 @@ def model(tmp_path: Path) -> Path:
     return make_tiny_model("llama", tmp_path / "own")
 
 
-def start(model: Path, code: str, *session: str) -> subprocess.Popen[str]:
+@contextmanager
+def started(model: Path, code: str, *session: str) -> Iterator[subprocess.Popen[str]]:
     """As a script without a guard, or typed at the prompt that `session` starts."""
     program = textwrap.dedent(code)
     script = model.parent / "script.py"
     script.write_text(program)
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, *(session or [str(script)]), str(model)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    if session:
-        assert process.stdin is not None
-        process.stdin.write(program)
-        process.stdin.flush()
-    return process
+    ) as process:
+        try:
+            if session:
+                assert process.stdin is not None
+                process.stdin.write(program)
+                process.stdin.flush()
+            yield process
+        finally:
+            process.kill()
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
@@ -73,8 +79,8 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 def test_a_script_that_fails_without_a_shutdown_leaves_nothing(model: Path) -> None:
     program = PROGRAM + "assert 'torch' not in sys.modules, 'it computes nothing'\n"
-    process = start(model, program + "raise ValueError('on purpose')")
-    output, errors = process.communicate(timeout=90)
+    with started(model, program + "raise ValueError('on purpose')") as process:
+        output, errors = process.communicate(timeout=90)
     assert process.returncode == 1
     assert output.startswith("[")
     assert errors.count("Traceback") == 1
@@ -84,20 +90,18 @@ def test_a_script_that_fails_without_a_shutdown_leaves_nothing(model: Path) -> N
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_program_that_is_killed_leaves_nothing(model: Path, number: signal.Signals) -> None:
-    process = start(model, PROGRAM + "llm.generate('a', SamplingParams(ignore_eos=True))\n" * 500)
-    assert first_line(process).startswith("[")
-    process.send_signal(number)
-    try:
+    endless = PROGRAM + "llm.generate('a', SamplingParams(ignore_eos=True))\n" * 500
+    with started(model, endless) as process:
+        assert first_line(process).startswith("[")
+        process.send_signal(number)
         _, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
     assert process.returncode == -number, errors
     wait_until_none(model)
 
 
 def test_a_session_at_the_prompt_generates_and_ends(model: Path) -> None:
-    process = start(model, PROGRAM, "-i", "-q", "-")
-    output, errors = process.communicate("exit()\n", timeout=90)
+    with started(model, PROGRAM, "-i", "-q", "-") as process:
+        output, errors = process.communicate("exit()\n", timeout=90)
     assert process.returncode == 0, errors
     assert "[" in output
     wait_until_none(model, 5)
@@ -105,8 +109,8 @@ def test_a_session_at_the_prompt_generates_and_ends(model: Path) -> None:
 
 def test_the_cells_of_a_notebook_generate_and_await(model: Path) -> None:
     """There, too, a loop runs that runs each cell."""
-    process = start(model, CELLS, "-m", "asyncio")
-    output, _ = process.communicate("exit()\n", timeout=90)
+    with started(model, CELLS, "-m", "asyncio") as process:
+        output, _ = process.communicate("exit()\n", timeout=90)
     assert process.returncode == 0
     first, second = re.findall(r"\[[\d, ]+\]", output)
     assert first == second

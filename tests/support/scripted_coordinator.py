@@ -55,7 +55,7 @@ class ScriptedCoordinator:
             if not isinstance(message, Heartbeat):
                 self.heard.append((sender, message))
 
-    async def next(self, kind: type[M], timeout_s: float = 5.0) -> tuple[bytes, M]:
+    async def next(self, kind: type[M], timeout_s: float = 30.0) -> tuple[bytes, M]:
         """The next message of this kind, with its sender; what came before it is dropped."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
