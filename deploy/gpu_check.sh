@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Verifies Homing on a machine with a CUDA GPU, from a checkout: tests/gpu/check.py says how.
+# Verifies Homing on a machine with a CUDA GPU, from a checkout: tests/gpu/checks.py says how.
 #
 #   deploy/gpu_check.sh                      everything, in less than 8 minutes
 #   deploy/gpu_check.sh --only attention     some of it

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from homing.bench import engine as engine_bench
 from homing.bench.engine import Limits
-from tests.gpu import check
-from tests.gpu.check import CHECKS, Setup, run_checks
+from tests.gpu import check, checks
+from tests.gpu.check import run_checks
+from tests.gpu.checks import CHECKS, Setup
 from tests.support import fake_flashinfer
 from tests.support.tiny_models import make_tiny_model
 
@@ -55,7 +56,7 @@ def test_a_check_fails_where_attention_is_wrong(
         return 0.9 * right(*arguments)
 
     monkeypatch.setattr(fake_flashinfer.PagedWrapper, "_attend", wrong)
-    monkeypatch.setattr(check, "SHAPES", check.SHAPES[:1])
+    monkeypatch.setattr(checks, "SHAPES", checks.SHAPES[:1])
     [result] = run_checks(setup, {name: CHECKS[name]})
     assert not result["ok"]
     assert "AssertionError" in result["error"]
