@@ -111,7 +111,7 @@ def test_what_cannot_be_written_is_refused_by_name(tmp_path: Path) -> None:
         write_file([("a", one), ("a", one)], path)
     with pytest.raises(InvalidRequest, match=r"a is of torch\.int64; it must be of a float dtype"):
         write_file([("a", one.long())], path)
-    with pytest.raises(InvalidRequest, match=r"names and shapes take .* room for 524,280"):
+    with pytest.raises(InvalidRequest, match=r"names and shapes take .* room for 262,136"):
         write_file([("a" * HEADER_BYTES, one)], path)
 
 

@@ -156,7 +156,7 @@ class Lifecycle:
         owned: bool = False,
     ) -> StagedWeights:
         """A model with these parameters, by their Hugging Face names, beside the one that serves.
-        owned: nobody else has the tensors' memory.
+        owned: nobody changes the tensors meanwhile.
 
         May run on another thread, but not during another `stage`, `suspend` or `resume`. Raises
         InvalidRequest for names, shapes, dtypes and values that cannot be right.

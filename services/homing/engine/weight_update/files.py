@@ -30,8 +30,8 @@ from homing.errors import InvalidRequest
 PIECE_BYTES = 16 * 2**20
 """Read by one thread at a time."""
 
-HEADER_BYTES = 512 * 2**10
-"""What a file that is written here has before its data, in whole pages: room for 4,000 parameters.
+HEADER_BYTES = 256 * 2**10
+"""What a file that is written here has before its data, in whole pages: room for 2,000 parameters.
 It is reserved before their names are known, and more of it would take longer to read."""
 
 _DTYPES = {
@@ -176,7 +176,7 @@ def write_file(tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:
                 "shape": list(tensor.shape),
                 "data_offsets": [start, file.tell() - HEADER_BYTES],
             }
-        text = json.dumps(header).encode()
+        text = json.dumps(header, separators=(",", ":")).encode()
         room = HEADER_BYTES - 8
         if len(text) > room:
             raise InvalidRequest(
