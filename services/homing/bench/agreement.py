@@ -28,6 +28,7 @@ from homing.engine.weights import (
     default_cache_dir,
     load_model,
     resolve_model,
+    say,
 )
 from homing.errors import ConfigError
 from homing.params import SamplingParams
@@ -90,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = tyro.cli(AgreementBenchConfig, prog="homing bench agreement", args=argv)
     torch.set_num_threads(config.threads)
     cache_dir = default_cache_dir(EngineConfig(coordinator="").environ)
-    files = resolve_model(config.model, cache_dir=cache_dir, on_progress=_say)
+    files = resolve_model(config.model, cache_dir=cache_dir)
     results = [_measure(config, files, dtype) for dtype in config.dtypes]
     settings = asdict(config) | {"model": files.name, "num_threads": config.threads}
     json.dump({"bench": "agreement", **settings, "results": results}, sys.stdout, indent=2)
@@ -99,13 +100,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(config: AgreementBenchConfig, files: ModelFiles, dtype: str) -> dict[str, Any]:
-    _say(f"{dtype}: the engine samples")
+    say(f"{dtype}: the engine samples")
     prompts = _prompts(config, files)
     engine = _engine(config, files, dtype, longest_prompt=max(map(len, prompts)))
     samples = _sample(config, engine, prompts)
     counters = engine.counters
     engine.close()
-    _say(f"{dtype}: transformers reads what it sampled")
+    say(f"{dtype}: transformers reads what it sampled")
     size = config.samples_per_prompt
     groups = [samples[start : start + size] for start in range(0, len(samples), size)]
     reference = _reference_log_probs(files, DTYPES[dtype], groups)
@@ -114,7 +115,7 @@ def _measure(config: AgreementBenchConfig, files: ModelFiles, dtype: str) -> dic
     largest = float(np.abs(differences).max())
     disturbed = min(counters.cached_tokens, counters.preemptions) > 0
     limit = config.max_difference or 1e-4
-    _say(f"{dtype}: largest difference {largest:.3g} of {len(ours)} tokens")
+    say(f"{dtype}: largest difference {largest:.3g} of {len(ours)} tokens")
     return {
         "dtype": dtype,
         "tokens": len(ours),
@@ -136,9 +137,7 @@ def _engine(
 ) -> Engine:
     """With a cache so small that requests are preempted."""
     cache_dir = default_cache_dir(EngineConfig(coordinator="").environ)
-    model = load_model(
-        files, dtype=dtype, num_threads=config.threads, cache_dir=cache_dir, on_progress=_say
-    )
+    model = load_model(files, dtype=dtype, num_threads=config.threads, cache_dir=cache_dir)
     longest = longest_prompt + config.tokens_per_sample
     if longest > model.shape.max_context_tokens:
         raise ConfigError(
@@ -206,7 +205,3 @@ def _reference_log_probs(
         chosen = torch.log_softmax(logits, -1).gather(-1, tokens[:, start:, None])
         found.append(chosen.flatten().double().numpy())
     return np.concatenate(found)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -154,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(config: EngineBenchConfig) -> dict[str, object]:
     cache_dir = default_cache_dir(os.environ)
     device = choose_device(config.device, Machine.here())
-    files = resolve_model(config.model, cache_dir=cache_dir, on_progress=_to_stderr)
+    files = resolve_model(config.model, cache_dir=cache_dir)
     model = load_model(
         files,
         dtype=config.dtype,
@@ -165,7 +164,6 @@ def run(config: EngineBenchConfig) -> dict[str, object]:
         graph_sizes=sorted(set(config.batches)),
         num_threads=config.num_threads,
         cache_dir=cache_dir,
-        on_progress=_to_stderr,
     )
     torch.set_num_threads(config.num_threads)
     limits = measure_limits(model.shape)
@@ -306,7 +304,3 @@ def _timed(function: Callable[[], object], device: torch.device) -> float:
 def _wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files as package_files
@@ -32,6 +31,7 @@ from homing.engine.weights import (
     default_cache_dir,
     load_model,
     resolve_model,
+    say,
 )
 from homing.errors import ConfigError
 from homing.tokenizer import Tokenizer
@@ -133,19 +133,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(config: PrecisionBenchConfig) -> dict[str, object]:
-    files = resolve_model(config.model, cache_dir=default_cache_dir(os.environ), on_progress=_say)
+    files = resolve_model(config.model, cache_dir=default_cache_dir(os.environ))
     tokens = _tokens(config, files)
     truth = read(Precision("fp32", "auto").load(files, config.num_threads), tokens)
     precisions = [Precision.parse(text) for text in config.precisions]
     models: list[Model] = []
     readings: list[Reading] = []
     for precision in precisions:
-        _say(f"reading: {precision.weights}, KV cache {precision.kv_cache_dtype}")
+        say(f"reading: {precision.weights}, KV cache {precision.kv_cache_dtype}")
         models.append(precision.load(files, config.num_threads))
         readings.append(read(models[-1], tokens))
     speeds = [Speeds() for _ in precisions]
     for number in range(config.rounds):
-        _say(f"timing: round {number + 1} of {config.rounds}")
+        say(f"timing: round {number + 1} of {config.rounds}")
         for model, speed in zip(models, speeds, strict=True):
             _time(config, model, speed)
     return {
@@ -235,7 +235,3 @@ def _result(
             float((reading.first_choices == truth.first_choices).double().mean()), 4
         ),
     }
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)

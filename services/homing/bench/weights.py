@@ -33,6 +33,7 @@ from homing.engine.weights import (
     default_cache_dir,
     load_model,
     resolve_model,
+    say,
 )
 from homing.errors import ConfigError
 from homing.llm.weights import weight_update
@@ -87,19 +88,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = tyro.cli(WeightsBenchConfig, prog="homing bench weights", args=argv)
     torch.set_num_threads(config.num_threads)
     cache_dir = default_cache_dir(os.environ)
-    files = resolve_model(config.model, cache_dir=cache_dir, on_progress=_say)
+    files = resolve_model(config.model, cache_dir=cache_dir)
     model = load_model(
         files,
         dtype=config.dtype,
         num_threads=config.num_threads,
         cache_dir=cache_dir,
-        on_progress=_say,
     )
     tensors = _trainer_tensors(files, DTYPES[config.trainer_dtype])
     memcpy = Memcpy(tensors)
     results: list[dict[str, Any]] = []
     for source, update in (("iterator", _from_iterator), ("shared_memory", _from_shared_memory)):
-        _say(f"updating from {source}, {config.repeats} times")
+        say(f"updating from {source}, {config.repeats} times")
         runs: list[Update] = []
         for _ in range(1 + config.repeats):
             runs.append(update(model, tensors, memcpy))
@@ -181,7 +181,3 @@ def _medians(runs: Sequence[Update]) -> dict[str, float | None]:
         "pack_s": median(lambda run: run.pack_s),
         "release_s": median(lambda run: run.release_s),
     }
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)

@@ -13,6 +13,7 @@ import hashlib
 import importlib.metadata
 import logging
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,11 @@ class ModelFiles:
     directory: Path
 
 
+def say(line: str) -> None:
+    """For people, on stderr: a program's output is often another's input."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def default_cache_dir(environ: Mapping[str, str]) -> Path:
     """`$HOMING_CACHE_DIR`, else `homing` in the user's cache directory (XDG base directories)."""
     if own := environ.get("HOMING_CACHE_DIR"):
@@ -69,7 +75,7 @@ def resolve_model(
     model: str | None,
     *,
     cache_dir: Path | None = None,
-    on_progress: Callable[[str], None] = print,
+    on_progress: Callable[[str], None] = say,
 ) -> ModelFiles:
     """Converts a GGUF file on first use. Raises ConfigError, in one line, for no such model."""
     path = _demo_model() if model is None else Path(model).expanduser()
@@ -94,7 +100,7 @@ def load_model(
     graph_sizes: Sequence[int] = (),
     num_threads: int = 1,
     cache_dir: Path | None = None,
-    on_progress: Callable[[str], None] = print,
+    on_progress: Callable[[str], None] = say,
 ) -> Model:
     """`dtype` None means bf16. `quantization` None keeps the weights so; else they are rounded as
     `models.quantization` says. `backend`: as `devices` says; "cpu" is compiled on first use.
