@@ -12,7 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from homing.coordinator.backlog import Backlog, RankReport
 from homing.coordinator.explain import Explanations, policy_scores
@@ -53,7 +56,7 @@ class RoutingConfig:
     """Of prompts; a rank that has so many in flight takes no more. None: no bound."""
 
 
-class Decision(NamedTuple):
+class Decision(Struct, frozen=True):
     """Where a request went; kept until it ends."""
 
     number: int
@@ -157,10 +160,10 @@ class RankRouter:
         if now >= self.explanations.next_at:
             self._explain(matches, num_prompt_tokens, block_size, slot, now)
         num_cached = 0
-        for matched_blocks, slots in matches:
-            if slots >> slot & 1:
+        for match in matches:
+            if match.slots >> slot & 1:
                 # A fully cached prompt still computes its last token.
-                num_cached = min(matched_blocks * block_size, num_prompt_tokens - 1)
+                num_cached = min(match.num_blocks * block_size, num_prompt_tokens - 1)
         load = num_prompt_tokens - num_cached + TOKENS_OF_REQUEST if self._in_tokens else 1
         self._num_decisions = number = self._num_decisions + 1
         decision = Decision(number, slot, num_prompt_tokens, num_cached, load)
@@ -171,7 +174,9 @@ class RankRouter:
             self.backlog.sent(slot, num_prompt_tokens, num_cached, now)
         if self._record:
             joined = None if digests is None else b"".join(digests).hex()
-            self._record(["route", joined, num_prompt_tokens, block_size, now, [*decision]])
+            self._record(
+                ["route", joined, num_prompt_tokens, block_size, now, [*astuple(decision)]]
+            )
         return decision
 
     def _costs(

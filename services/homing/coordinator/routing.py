@@ -17,11 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from homing.coordinator.loads import RankLoads, Slot, slots_of
 from homing.coordinator.step_model import StepTimes
 
 
-class Match(NamedTuple):
+class Match(Struct, frozen=True):
     """Ranks that hold equally much of a prompt."""
 
     num_blocks: int
@@ -43,9 +45,10 @@ def prefix_affinity(
         return loads.least_loaded(matches[0].slots)
     weight = alpha / max(loads.floor, loads.mean)
     best_rank, best = None, Slot(0)
-    for num_blocks, slots in matches:
-        slot = loads.least_loaded(slots)
-        rank = num_blocks / num_prompt_blocks - weight * loads.load(slot), -loads.order(slot)
+    for match in matches:
+        slot = loads.least_loaded(match.slots)
+        score = match.num_blocks / num_prompt_blocks - weight * loads.load(slot)
+        rank = score, -loads.order(slot)
         if best_rank is None or rank > best_rank:
             best_rank, best = rank, slot
     return best

@@ -45,7 +45,7 @@ class Server:
         while True:
             gone, self._gone = self._gone, {}
             wait_s = 0.0 if gone else max(0.0, next_tick - now)
-            events = [read_event(*message) for message in receive(wait_s)]
+            events = [read_event(sender, frames) for sender, frames in receive(wait_s)]
             now = time.monotonic()
             perform(self._state.handle_all(events, now))
             if gone and len(events) == MAX_BURST and now < next_tick:
@@ -70,12 +70,15 @@ class Server:
         It ends: each failure, but a stranger's, takes a peer away. One that is not connected is
         lost after what it sent before, perhaps a Goodbye, has been read.
         """
+        send = self._router.send
         for instruction in instructions:
             is_forward = isinstance(instruction, Forward)
             frames = instruction.frames if is_forward else pack(instruction.message)
-            result = self._router.send(instruction.peer, frames)
+            result = send(instruction.peer, frames)
+            if result is SendResult.SENT:
+                continue
             if result is SendResult.GONE:
                 self._gone[instruction.peer] = Unsent(instruction.peer, Failure.GONE)
-            elif result is SendResult.FULL:
+            else:
                 unsent = Unsent(instruction.peer, Failure.FULL)
                 instructions += self._state.handle(unsent, time.monotonic())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import Enum
 
 import zmq
@@ -49,19 +49,21 @@ class Router:
             raise ConfigError(f"cannot bind {address}: {error.strerror or error}") from error
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def receive(self, timeout_s: float) -> Iterator[tuple[bytes, list[Buffer]]]:
-        """Wait up to `timeout_s` for a message, then yield a burst of (sender identity, frames)."""
+    def receive(self, timeout_s: float) -> list[tuple[bytes, list[Buffer]]]:
+        """Wait up to `timeout_s` for a message. A burst of (sender identity, frames)."""
+        burst: list[tuple[bytes, list[Buffer]]] = []
         if not self._socket.poll(round(timeout_s * 1000), zmq.POLLIN):
-            return
+            return burst
         receive, admits = self._socket.recv, self._admits
         for _ in range(frames_.MAX_BURST):
             try:
                 identity = receive(frames_.NOBLOCK, False)
             except zmq.Again:
-                return
+                break
             frames = frames_.rest_of_message(receive, receive(0, False))
             if admits is None or admits(identity):
-                yield identity.bytes, frames
+                burst.append((identity.bytes, frames))
+        return burst
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> SendResult:
         """Queue a message for a peer; never blocks."""
