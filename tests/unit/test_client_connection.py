@@ -16,6 +16,8 @@ from homing.wire import (
     Delta,
     Goodbye,
     Hello,
+    Lost,
+    LostReason,
     Output,
     Refused,
     Rejoin,
@@ -54,6 +56,23 @@ async def test_a_restarted_coordinator_gets_every_unfinished_request_again():
         assert [p.token_ids for p in await parts_of(later)] == [[3]]
         coordinator.send(peer, output(client, Delta(rid, 1, uint32(2), finish=STOPPED)))
         assert [p.token_ids for p in await parts_of(generation)] == [[10], [2]]
+
+
+async def test_a_request_that_met_a_restarted_coordinator_without_ranks_waits_for_them():
+    async with joined() as (coordinator, client, peer):
+        generation = client.submit(uint32(5), SamplingParams())
+        _, submit = await coordinator.next(Submit)
+        coordinator.send(peer, Rejoin(8))
+        coordinator.heard.append(await coordinator.next(Hello))
+        await coordinator.welcome(live_ranks=0)
+        # It was behind the Hello, so it was looked at and refused: no rank had come back.
+        coordinator.send(peer, Lost(submit.request_id, 0, LostReason.NO_RANK))
+        coordinator.send(peer, fleet_of(1, live_ranks=1))
+        _, again = await coordinator.next(Submit)
+        assert again.attempt == 1
+        answer = Delta(again.request_id, 1, uint32(3), finish=STOPPED)
+        coordinator.send(peer, output(client, answer))
+        assert [p.token_ids for p in await parts_of(generation)] == [[3]]
 
 
 async def test_requests_fail_in_bounded_time_when_nothing_answers_any_more(monkeypatch):

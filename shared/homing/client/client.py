@@ -300,8 +300,10 @@ class Client:
                 self._session.call_soon(lambda: self._suspects.release(self._session.now()))
         elif lost.reason is LostReason.RANK_LEFT:
             self._resubmit(generation)
-        elif lost.reason in MAY_PASS and generation.attempt:
-            self._wait_for_rank(generation)  # it had one, and another may come
+        elif lost.reason in MAY_PASS and (generation.attempt or self._session.awaits_ranks):
+            # It had a rank, and another may come; or it was on its way when the coordinator was
+            # met anew, and the ranks will come.
+            self._wait_for_rank(generation)
         else:
             generation.fail(error_of(lost))
 
