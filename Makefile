@@ -20,7 +20,7 @@ BASE_URL ?=
 
 BIN := .venv/bin
 CLIENTS := .venv-clients
-CLIENT_PACKAGES := langchain-openai instructor 'lm-eval[api]'
+CLIENT_PACKAGES := langchain-openai instructor 'lm-eval[api]' ipykernel nbclient
 SITE := 'import sysconfig; print(sysconfig.get_path("purelib"))'
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY := .venv/.ready

@@ -39,8 +39,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def told_of_here() -> Iterator[None]:
-    """What a file's tests left open, a socket or a process, is told of in that file, as a warning
-    at its last test; not whenever the garbage collector happens to find it, in some other file."""
+    """What a file's tests left open, a socket or a process, is told of in that file, as an error
+    of its last test; not whenever the garbage collector happens to find it, in some other file."""
     yield
     gc.collect()
 

@@ -20,7 +20,8 @@ from types import FrameType
 
 import torch
 
-from tests.gpu.checks import CHECKS, Measured, Setup, say
+from homing.engine.weights import say
+from tests.gpu.checks import CHECKS, Measured, Setup
 
 
 class OutOfTime(BaseException):

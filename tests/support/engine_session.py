@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
+
+from msgspec.structs import replace
 
 from homing.engine.engine import Engine
 from homing.engine.session import EngineSession
@@ -26,14 +29,14 @@ PROMPT = [5, 6, 7, 8, 9]
 ALICE, BOB = 100, 200
 
 
-def make_session(**limits: int) -> tuple[EngineSession, Engine]:
-    engine, _ = make_engine(**limits)  # type: ignore[arg-type]
+def make_session(**limits: Any) -> tuple[EngineSession, Engine]:
+    engine, _ = make_engine(**limits)
     session = EngineSession(engine, CARD, uid=7, rank=3, join_timeout_s=60.0)
     session.start(0.0)
     return session, engine
 
 
-def joined(**limits: int) -> tuple[EngineSession, Engine]:
+def joined(**limits: Any) -> tuple[EngineSession, Engine]:
     session, engine = make_session(**limits)
     session.handle(welcome(), 0.0)
     return session, engine
@@ -62,10 +65,10 @@ def submit(
     prompt: list[int] | None = None,
     resumed: int = 0,
     max_new_tokens: int = 3,
-    **params: object,
+    **params: Any,
 ) -> Submit:
     tokens = PROMPT if prompt is None else prompt
-    sampling = SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **params})  # type: ignore[arg-type]
+    sampling = replace(SamplingParams(temperature=0.0, ignore_eos=True), **params)
     return Submit(
         client,
         request_id,

@@ -135,6 +135,14 @@ async def test_closing_says_goodbye_and_fails_what_is_unfinished():
             await parts_of(generation)
 
 
+async def test_a_closed_client_takes_no_request():
+    async with joined() as (_, client, _):
+        await client.close()
+        for prompt in (uint32(5), uint32(*range(5000))):
+            with pytest.raises(Unavailable):
+                client.submit(prompt, SamplingParams())
+
+
 async def test_garbage_from_the_coordinator_is_dropped():
     async with joined() as (coordinator, client, peer):
         coordinator.router.send(peer, [b"\xc1garbage"])

@@ -44,7 +44,12 @@ SHAPE = ModelShape(2, 4, 2, 64, 256, 320, 512, (2,), torch.bfloat16, device=CUDA
 def test_ranks_share_out_the_gpus(
     asked: str, machine: Machine, rank: int | None, device: str
 ) -> None:
-    assert choose_device(asked, machine, rank) == torch.device(device)
+    assert choose_device(asked, machine, rank=rank) == torch.device(device)
+
+
+def test_what_only_a_cpu_has_is_computed_there_unless_a_gpu_was_asked_for() -> None:
+    assert choose_device("auto", GPUS, needs_cpu=True) == CPU
+    assert choose_device("cuda", GPUS, needs_cpu=True) == torch.device("cuda:0")
 
 
 @pytest.mark.parametrize(

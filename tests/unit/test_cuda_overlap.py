@@ -31,6 +31,7 @@ from homing.wire import (
     pack,
     read_payload,
 )
+from homing.wire.messages import ToEngine
 from tests.support.fake_model import expected_greedy, make_engine
 from tests.support.scripted_worker import CARD, SUBMIT, WELCOME, ScriptedDealer, ScriptEnded
 
@@ -68,9 +69,9 @@ class LoggingDealer(ScriptedDealer):
 class LoggingEngineSession(EngineSession):
     events: list[str]
 
-    def handle(self, message: Message, now: float) -> list[Message]:  # type: ignore[override]
+    def handle(self, message: ToEngine, now: float) -> list[Message]:
         self.events.append(f"take {type(message).__name__}")
-        return super().handle(message, now)  # type: ignore[arg-type]
+        return super().handle(message, now)
 
 
 def run(script: Sequence[Sequence[Message]]) -> tuple[list[str], list[Message], Engine]:
@@ -119,6 +120,11 @@ def test_new_requests_are_taken_on_while_a_step_runs() -> None:
     ]
     assert tokens(answers(sent, 1)) == expected_greedy([5, 6], 5)
     assert tokens(answers(sent, 2)) == expected_greedy([9, 8, 7], 5)
+
+
+def test_a_heartbeat_holds_nothing_up_that_comes_behind_it() -> None:
+    events, _, _ = run([[WELCOME], [SUBMIT], [Heartbeat(1), OTHER], *[[]] * 20])
+    assert events[:5] == ["take Submit", "launch", "take Heartbeat", "take Submit", "collect"]
 
 
 def test_an_abort_waits_for_the_step_that_works_on_its_request() -> None:

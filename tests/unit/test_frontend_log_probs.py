@@ -134,6 +134,22 @@ async def test_scores_of_a_long_prompt_are_told_by_the_thread(tmp_path, monkeypa
     assert [answer["choices"] for answer in long] == [answer["choices"] for answer in short]
 
 
+async def test_scores_of_many_short_prompts_are_told_by_the_thread(tmp_path, monkeypatch):
+    ran, run = [], TokenizerThread.run
+
+    async def noting_run(thread, job):
+        ran.append(job)
+        return await run(thread, job)
+
+    monkeypatch.setattr(TokenizerThread, "run", noting_run)
+    monkeypatch.setattr(stream, "SHORT_SCORES", 5)
+    async with serving(tmp_path, says(byte_ids("xy"))) as frontend:
+        await frontend.post(URL, {"prompt": ["ab", "ab"], "prompt_logprobs": 1})
+        assert not ran
+        await frontend.post(URL, {"prompt": ["ab", "ab", "ab"], "prompt_logprobs": 1})
+    assert len(ran) == 1
+
+
 @pytest.mark.parametrize("num_tokens", [2, BLOCK - 2, BLOCK - 1, BLOCK, 2 * BLOCK + 5])
 async def test_scores_are_the_same_however_many_blocks_they_take(tmp_path, num_tokens):
     a, b = byte_ids("ab")

@@ -95,6 +95,7 @@ def test_what_is_written_is_what_was_yielded_though_the_memory_is_used_again(
 def test_any_layout_and_float_dtype_can_be_written(tmp_path: Path) -> None:
     tensors = {name: torch.randn(3, 5).to(dtype).T for name, dtype in DTYPES.items()}
     tensors |= {"scalar": torch.tensor(1.5), "empty": torch.empty(0, 4)}
+    tensors["strided"] = torch.randn(10)[::2]
     tensors["tied"] = tensors["F32"]
     tensors["trained"] = torch.ones(2, requires_grad=True)
     path = tmp_path / "model.safetensors"

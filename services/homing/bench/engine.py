@@ -16,13 +16,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 import tyro
 from torch import Tensor
 
 from homing.engine.batch import Batch
+from homing.engine.config import AttentionBackend
 from homing.engine.devices import Machine, choose_device
 from homing.engine.kv_cache import KVCache, block_bytes, write_slots
 from homing.engine.models import Model, ModelShape
@@ -55,7 +56,7 @@ class EngineBenchConfig:
     """bf16, int8 or fp8; auto: that of `dtype`."""
     device: str = "auto"
     """cpu, cuda, cuda:N, or auto: CUDA where there is a GPU."""
-    attention_backend: Literal["cpu", "torch", "flashinfer"] | None = None
+    attention_backend: AttentionBackend | None = None
     """What computes; None: the fastest of what can be had."""
     num_threads: int = len(os.sched_getaffinity(0))
     """Threads of the model."""
@@ -152,7 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(config: EngineBenchConfig) -> dict[str, object]:
     cache_dir = default_cache_dir(os.environ)
-    device = choose_device(config.device, Machine.here())
+    needs_cpu = config.attention_backend == "cpu" or config.quantization is not None
+    device = choose_device(config.device, Machine.here(), needs_cpu=needs_cpu)
     files = resolve_model(config.model, cache_dir=cache_dir)
     model = load_model(
         files,

@@ -11,15 +11,13 @@ the same clients in the same run.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
 import statistics
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +26,7 @@ import tyro
 
 from homing.bench.processes import Processes, cpu_seconds, processes
 from homing.engine.weights import resolve_model
+from homing.launch.readiness import Fleet, wait_until_ready
 from homing.tokenizer import Tokenizer
 
 PEERS = "homing.bench.frontend_peers"
@@ -76,7 +75,8 @@ class Bench:
             port, fd = listener.getsockname()[1], listener.fileno()
             flags = ("--coordinator", address, "--fd", str(fd))
             frontend = self._family.start("homing.frontend", *flags, fds=(fd,), quiet=True)
-        _wait_until_ready(f"http://127.0.0.1:{port}/health")
+        fleet = Fleet("127.0.0.1", port, num_frontends=1, num_ranks=1)
+        asyncio.run(wait_until_ready(fleet, timeout_s=READY_S))
         return frontend, f"http://127.0.0.1:{port}/v1/completions", address
 
     def bare(self, step_s: float) -> tuple[subprocess.Popen[str], str]:
@@ -189,18 +189,6 @@ def _gaps(bench: Bench, url: str) -> dict[str, list[float]]:
         "longest_gaps_ms": [round(gap, 1) for gap in seen["longest_gaps_ms"]],
         "calm_gaps_ms": [round(gap, 1) for gap in seen["calm_gaps_ms"]],
     }
-
-
-def _wait_until_ready(url: str) -> None:
-    deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(url, timeout=READY_S) as response:
-                if response.status == 200:
-                    return
-        except urllib.error.HTTPError:
-            time.sleep(0.05)  # it answers, and is not ready: all one can do is ask again
-    raise SystemExit(f"{url} is not ready after {READY_S:g} s")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -38,6 +38,7 @@ from homing.wire import (
     Submit,
     pack,
     pack_payload,
+    pack_tokens,
     parse,
 )
 
@@ -270,7 +271,7 @@ class Direct:
             ids = struct.unpack(f"<{self.prompt_tokens}H", prompt)
             started = time.monotonic()
             generation = client.submit(
-                struct.pack(f"<{self.prompt_tokens}I", *ids),
+                pack_tokens(ids),
                 SamplingParams(num_tokens_to_generate=self.max_tokens),
             )
             first = None

@@ -59,11 +59,9 @@ class RankLoads:
         """The open slots that may be given another request."""
         self.total = 0
         self._books: dict[Slot, _Books] = {}
-        self._loads: dict[Slot, int] = {}
         self._turns: dict[Slot, int] = {}
         self._orders: dict[Slot, int] = {}  # slot -> its load, then its turn
         self._turn = 0
-        self.load = self._loads.__getitem__
         self.turn = self._turns.__getitem__
         """When a slot was last chosen, counted in choices; 0 is never."""
         self.order = self._orders.__getitem__
@@ -85,16 +83,19 @@ class RankLoads:
     def __contains__(self, slot: Slot) -> bool:
         return slot in self._books
 
+    def load(self, slot: Slot) -> int:
+        return self._orders[slot] >> TURN_BITS
+
     def open(self, slot: Slot) -> None:
         """Let a slot be chosen, starting with no load."""
         assert slot not in self._books
         self._books[slot] = _Books(limit=self._max_requests)
-        self._loads[slot] = self._turns[slot] = self._orders[slot] = 0
+        self._turns[slot] = self._orders[slot] = 0
         self.available |= 1 << slot
 
     def close(self, slot: Slot) -> None:
         """Forget a slot. Its load must have been given back."""
-        load = self._loads.pop(slot)
+        load = self.load(slot)
         assert load == 0, f"slot {slot} closes with a load of {load}"
         del self._books[slot], self._turns[slot], self._orders[slot]
         self.available &= ~(1 << slot)
@@ -107,10 +108,10 @@ class RankLoads:
 
     def charge(self, slot: Slot, amount: int = 1, tokens: int = 0) -> None:
         """Count a request that was sent to this slot, with a prompt of so many tokens."""
+        load = (self._orders[slot] >> TURN_BITS) + amount
         self.total += amount
         self._turn = turn = self._turn + 1
         self._turns[slot] = turn
-        self._loads[slot] = load = self._loads[slot] + amount
         self._orders[slot] = load << TURN_BITS | turn
         books = self._books[slot]
         books.requests += 1
@@ -119,10 +120,10 @@ class RankLoads:
 
     def give_back(self, slot: Slot, amount: int = 1, tokens: int = 0) -> None:
         """Count a request of this slot that ended, for which so much was charged."""
+        order = self._orders[slot] - (amount << TURN_BITS)
+        assert order >= 0, f"slot {slot} has a load of {self.load(slot)}, not {amount} to give back"
         self.total -= amount
-        self._loads[slot] = load = self._loads[slot] - amount
-        assert load >= 0, f"slot {slot} has a load of {load + amount}, not {amount} to give back"
-        self._orders[slot] = load << TURN_BITS | self._turns[slot]
+        self._orders[slot] = order
         books = self._books[slot]
         books.requests -= 1
         books.tokens -= tokens
@@ -147,11 +148,10 @@ class RankLoads:
 
     def check(self) -> None:
         """Assert that the containers agree."""
-        assert self.total == sum(self._loads.values())
-        assert self._books.keys() == self._loads.keys()
+        assert self.total == sum(map(self.load, self._books))
         assert self._books.keys() == self._turns.keys() == self._orders.keys()
         for slot, books in self._books.items():
-            assert self._orders[slot] == self._loads[slot] << TURN_BITS | self._turns[slot]
+            assert self._orders[slot] == self.load(slot) << TURN_BITS | self._turns[slot]
             has_place = books.requests < books.limit and books.tokens < self._max_tokens
             assert bool(self.available >> slot & 1) == has_place
         assert self.available.bit_length() <= max(self._books, default=-1) + 1

@@ -53,6 +53,7 @@ def serve(config: EngineConfig) -> None:
 
     keys = read_keys(config.keys, Role.ENGINE.value) if config.keys else None
     engine, card = load_engine(config)
+    gc.collect()
     gc.freeze()
     gc.enable()
     uid = secrets.randbits(63)

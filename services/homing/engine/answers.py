@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import NamedTuple
 
 from homing.engine.engine import RequestOutput
@@ -14,6 +13,7 @@ from homing.wire import (
     PromptLogProbs,
     TopLogProbs,
     pack_payload,
+    pack_tokens,
 )
 
 
@@ -41,7 +41,7 @@ def delta_of(key: Attempt, output: RequestOutput) -> Delta:
     return Delta(
         key.request_id,
         key.attempt,
-        array("I", output.token_ids).tobytes(),
+        pack_tokens(output.token_ids),
         None if scores is None else scores.chosen.tobytes(),
         None if scores is None else _top(scores),
         (output.request.num_cached_at_start or 0) if output.is_first else None,

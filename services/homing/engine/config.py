@@ -6,9 +6,12 @@ import os
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from tyro.conf import Positional, arg
+
+AttentionBackend: TypeAlias = Literal["cpu", "torch", "flashinfer"]
+SamplingBackend: TypeAlias = Literal["torch", "flashinfer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +61,11 @@ class EngineConfig:
     preemption: Literal["recompute", "offload"] = "recompute"
     """What becomes of the keys and values of a request that has to wait again. recompute: they are
     given up. offload: copied out of the cache, and back later: up to its size in memory more."""
-    attention_backend: Literal["cpu", "torch", "flashinfer"] | None = None
+    attention_backend: AttentionBackend | None = None
     """What computes. cpu: C kernels, compiled at the first start, or an error where they cannot be.
     torch: the reference, several times slower. flashinfer: for CUDA. Default: what is fastest of
     what can be had."""
-    sampling_backend: Literal["torch", "flashinfer"] | None = None
+    sampling_backend: SamplingBackend | None = None
     """What chooses tokens. torch: on the CPU. flashinfer: on CUDA, where the logits are. Default:
     flashinfer where it can be."""
     num_cuda_graphs: int = 8

@@ -16,18 +16,15 @@ import importlib.util
 import logging
 import re
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import torch
 
 from homing.engine.attention import flashinfer
+from homing.engine.config import AttentionBackend, SamplingBackend
 from homing.engine.models import CPU, ModelShape
 from homing.errors import ConfigError
 
 log = logging.getLogger(__name__)
-
-AttentionBackend: TypeAlias = Literal["cpu", "torch", "flashinfer"]
-SamplingBackend: TypeAlias = Literal["torch", "flashinfer"]
 
 INSTALL = "pip install 'homing[cuda]'"
 
@@ -45,9 +42,12 @@ class Machine:
         return cls(num_gpus, importlib.util.find_spec("flashinfer") is not None)
 
 
-def choose_device(asked: str, machine: Machine, rank: int | None = None) -> torch.device:
-    """asked: auto, cpu, cuda or cuda:N. Ranks share out the GPUs, in order."""
-    if asked == "cpu" or (asked == "auto" and not machine.num_gpus):
+def choose_device(
+    asked: str, machine: Machine, *, rank: int | None = None, needs_cpu: bool = False
+) -> torch.device:
+    """asked: auto, cpu, cuda or cuda:N; needs_cpu: something else was asked for that only a CPU
+    has. Ranks share out the GPUs, in order."""
+    if asked == "cpu" or (asked == "auto" and (needs_cpu or not machine.num_gpus)):
         return CPU
     match = re.fullmatch(r"auto|cuda(?::(\d+))?", asked)
     if not match:
@@ -74,7 +74,9 @@ def choose_attention(
             )
         return asked
     if asked == "cpu":
-        raise ConfigError("--attention-backend cpu is for --device cpu: leave it out on CUDA")
+        raise ConfigError(
+            "--attention-backend cpu is for --device cpu: choose that, or leave it out"
+        )
     if asked == "torch":
         return asked
     reason = flashinfer.why_unsupported(shape)

@@ -224,11 +224,11 @@ class EngineSession:
             return [output_message(key.client, [delta], [ended])]
         return []
 
-    def is_new_request(self, message: ToEngine) -> bool:
-        """It adds to what there is, and changes nothing of that."""
-        if not isinstance(message, Submit):
-            return False
-        return (message.client, message.request_id) not in self._attempt_of
+    def may_join_a_step(self, message: ToEngine) -> bool:
+        """It changes nothing that a running step works on."""
+        if isinstance(message, Submit):
+            return (message.client, message.request_id) not in self._attempt_of
+        return isinstance(message, Heartbeat)
 
     def _abort(self, message: Abort) -> None:
         """The answer is among the next outputs. What has ended already has been answered."""

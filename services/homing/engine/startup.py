@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import torch
 
-from homing.engine.config import EngineConfig
-from homing.engine.devices import Machine, SamplingBackend, choose_device, choose_sampling
+from homing.engine.attention.pages import padded
+from homing.engine.config import EngineConfig, SamplingBackend
+from homing.engine.devices import Machine, choose_device, choose_sampling
 from homing.engine.engine import Engine
 from homing.engine.kv_cache import KVCache
 from homing.engine.kv_journal import KvJournal
 from homing.engine.limits import engine_limits
-from homing.engine.models.graphed import GraphedDecoder, graph_sizes
+from homing.engine.models import Model
+from homing.engine.models.graphed import GraphedDecoder, graph_sizes, no_rows
 from homing.engine.parts import EngineParts
 from homing.engine.sampling import Sampler
 from homing.engine.sampling.on_device import FlashInferSampler
@@ -33,7 +35,10 @@ def load_engine(config: EngineConfig, parts: EngineParts | None = None) -> tuple
     torch.set_num_threads(config.threads)
     cache_dir = default_cache_dir(config.environ)
     machine = Machine.here()
-    device = choose_device(config.device, machine, config.rank)
+    needs_cpu = bool(
+        config.attention_backend == "cpu" or config.quantization or config.batch_invariant
+    )
+    device = choose_device(config.device, machine, rank=config.rank, needs_cpu=needs_cpu)
     sampling = choose_sampling(config.sampling_backend, device, machine)
     files = resolve_model(config.model, cache_dir=cache_dir, on_progress=log.info)
     tokenizer = Tokenizer.from_dir(files.directory)
@@ -54,9 +59,8 @@ def load_engine(config: EngineConfig, parts: EngineParts | None = None) -> tuple
     shape = model.shape
     limits = engine_limits(config, shape)
     cache = KVCache.allocate(shape, limits.num_blocks, limits.block_size)
-    if isinstance(model, GraphedDecoder):
-        log.info("compiling attention kernels, if they are new, and capturing CUDA graphs")
-        model.warm_up(cache)
+    parts = _with_sampler(parts, sampling)
+    _warm_up(model, cache, parts.sampler)
     name = config.served_model_name or files.name
     log.info(
         "loaded",
@@ -80,10 +84,23 @@ def load_engine(config: EngineConfig, parts: EngineParts | None = None) -> tuple
         dtype=str(shape.dtype).removeprefix("torch."),
     )
     grammars = GrammarCompiler(files.directory, shape.vocab_size, shape.eos_token_ids)
-    engine = Engine(model, cache, tokenizer, limits, grammars, _with_sampler(parts, sampling))
+    engine = Engine(model, cache, tokenizer, limits, grammars, parts)
     if config.kv_events:
         engine.block_pool.journal = KvJournal(limits.block_size)
     return engine, card
+
+
+def _warm_up(model: Model, cache: KVCache, sampler: Sampler) -> None:
+    """Have GPU kernels compiled and graphs captured now: a rank that does it amid requests is
+    silent for so long that the coordinator takes it for dead."""
+    if model.shape.device.type != "cpu":
+        log.info("compiling kernels, if they are new")
+        model.forward(padded(no_rows(), 1, cache.block_size), cache)
+    if isinstance(model, GraphedDecoder):
+        log.info("capturing CUDA graphs")
+        model.warm_up(cache)
+    if isinstance(sampler, FlashInferSampler):
+        sampler.warm_up(model.shape)
 
 
 def graph_sizes_of(config: EngineConfig) -> tuple[int, ...]:

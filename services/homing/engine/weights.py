@@ -114,11 +114,12 @@ def load_model(
     backend = choose_attention(backend, shape, Machine.here())
     if formats is not None and device != CPU:
         raise ConfigError(
-            f"--quantization {quantization} is for --device cpu: leave it out on CUDA"
+            f"--quantization {quantization} is for --device cpu: choose that, or leave it out"
         )
     torch.set_num_threads(num_threads)
     if device != CPU:
-        torch.cuda.set_device(device)  # what names no device would take memory of the first
+        # Of this thread: what names no device would take memory of the first.
+        torch.cuda.set_device(device)
 
     def on_layer(index: int) -> None:
         if index % 8 == 0:

@@ -100,7 +100,7 @@ class Worker:
             message = _parsed(frames)
             if message is None:
                 continue
-            if self._held or not self._session.is_new_request(message):
+            if self._held or not self._session.may_join_a_step(message):
                 self._held.append(message)
             else:
                 self._handle(message)

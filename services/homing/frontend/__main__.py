@@ -103,8 +103,11 @@ def _model_settings(config: FrontendConfig) -> ModelSettings:
 
 
 def _on_joined(joining: asyncio.Task[None], stop: asyncio.Event) -> None:
-    if not joining.cancelled() and joining.exception():
+    if joining.cancelled():
+        return
+    if joining.exception():
         stop.set()
+        return
     # What was made by now stays. A full collection that looked at it would hold all streams up for
     # a tenth of a second.
     gc.collect()

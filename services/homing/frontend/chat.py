@@ -23,12 +23,12 @@ from homing.frontend.parsers import (
 from homing.frontend.parsers.reasoning import REASONING_FORMATS
 from homing.frontend.service import ServedModel
 from homing.frontend.thinking import ThinkingLimit
-from homing.frontend.tokenizing import Prompt, encode_within, pack_ids
+from homing.frontend.tokenizing import Prompt, encode_within
 from homing.frontend.tool_prompt import knows_tools, with_tools_told
 from homing.frontend.turns import Message, exact_prefix, text_behind, without_tokens
 from homing.params import SamplingParams
 from homing.tokenizer import Tokenizer
-from homing.wire import ModelCard
+from homing.wire import ModelCard, pack_tokens
 
 # What a request says in fields of its own.
 _RESERVED_VARIABLES = frozenset(
@@ -109,13 +109,14 @@ def chat_prompt(
 
     held: the answer is held to a shape, which leaves no room for thoughts.
     """
+    # Checked where token ids replace them, too: what is wrong in a request is refused.
     plain = [_message(message) for message in request.messages]
     given = one_of(prompt_token_ids=request.prompt_token_ids, input_ids=request.input_ids)
     if given:
         field = "prompt_token_ids" if request.prompt_token_ids else "input_ids"
         check_token_ids(given, model.card.vocab_size, field=field)
         end = model.tokenizer.decode(given[-_END_CHARACTERS:], skip_special_tokens=False)
-        return Prompt(given, pack_ids(given), end=end)
+        return Prompt(given, pack_tokens(given), end=end)
     if not plain:
         raise InvalidRequest("messages is an empty list", field="messages")
     messages = template_messages(plain)
@@ -148,7 +149,7 @@ def _render_and_encode(
         text = text_behind(prefix, messages, render, eos_texts)
     encoded = encode_within(tokenizer, text, card.max_context_tokens, add_special_tokens=False)
     token_ids = [*ids, *encoded]
-    return Prompt(token_ids, pack_ids(token_ids), end=text[-_END_CHARACTERS:])
+    return Prompt(token_ids, pack_tokens(token_ids), end=text[-_END_CHARACTERS:])
 
 
 def _variables(request: ChatRequest, *, think: bool) -> dict[str, Any]:

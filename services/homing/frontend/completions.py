@@ -23,7 +23,8 @@ from homing.frontend.openai.reply import Reply
 from homing.frontend.openai.requests import CompletionRequest, read_completion
 from homing.frontend.openai.sampling import MAX_CHOICES, completion_params
 from homing.frontend.service import ServedModel
-from homing.frontend.tokenizing import Prompt, encode_within, pack_ids
+from homing.frontend.tokenizing import Prompt, encode_within
+from homing.wire import pack_tokens
 
 
 def prepare_completion(body: bytes, model: ServedModel, call: Call) -> tuple[Job, Reply]:
@@ -111,7 +112,7 @@ def _prompt(given: str | list[int], request: CompletionRequest, model: ServedMod
     text = None
     if request.echo:  # as it was written; of ids, the whole characters that they spell
         text = given if isinstance(given, str) else model.tokenizer.decode_whole(token_ids)
-    return Prompt(token_ids, pack_ids(token_ids), text)
+    return Prompt(token_ids, pack_tokens(token_ids), text)
 
 
 def _encode(text: str, model: ServedModel) -> list[int]:

@@ -144,6 +144,10 @@ class Generations:
             generation.cancel()
         for pump in self._pumps:
             pump.cancel()
+        # Each refers to this object, and holds its prompt: a cycle, which only a full collection
+        # would take apart.
+        for held in (self._generations, self._pumps, self._last):
+            held.clear()
 
 
 def _start(

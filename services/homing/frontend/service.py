@@ -161,7 +161,7 @@ class Service:
 def _read_model(card: ModelCard, settings: ModelSettings) -> ServedModel:
     directory = Path(settings.tokenizer_dir or card.tokenizer_dir)
     tokenizer = Tokenizer.from_dir(directory, chat_template=settings.chat_template)
-    tokenizer.fewest_tokens("")  # the first time takes long: not while others stream
+    tokenizer.warm_up()
     tool_call_parser = settings.tool_call_parser
     if tool_call_parser is None and not knows_tools(tokenizer.chat_template):
         tool_call_parser = FORMAT_TOLD

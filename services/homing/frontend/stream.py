@@ -6,7 +6,7 @@ What an answer tells of each token of a long prompt is made in the tokenizer's t
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
 
 import msgspec
@@ -147,7 +147,7 @@ async def _whole(
     def encoded() -> bytes:
         return encode_json(reply.whole(whole, choices.usage))
 
-    return await thread.run(encoded) if any(map(_has_long_scores, whole)) else encoded()
+    return await thread.run(encoded) if _are_long(whole) else encoded()
 
 
 async def _events(
@@ -169,11 +169,13 @@ async def _events(
             yield b"".join(map(_event, opening))
         while True:
             events = b""
-            for index, part in parts:
-                piece = choices.push(index, part)
-                if piece and _has_long_scores(piece):
+            pushed = ((index, choices.push(index, part)) for index, part in parts)
+            pieces = [(index, piece) for index, piece in pushed if piece]
+            are_long = _are_long(piece for _, piece in pieces)
+            for index, piece in pieces:
+                if are_long:
                     events += await thread.run(partial(shown, index, piece))
-                elif piece:
+                else:
                     events += shown(index, piece)
             if events or not parts:
                 yield events or _KEEP_ALIVE
@@ -191,9 +193,9 @@ async def _events(
         yield _event(error_body(InternalError("the answer failed; the server's log says why")))
 
 
-def _has_long_scores(piece: Piece) -> bool:
-    tokens = piece.prompt_tokens
-    return tokens is not None and len(tokens) > SHORT_SCORES
+def _are_long(pieces: Iterable[Piece]) -> bool:
+    """Their prompts' scores take so long to tell that others should not wait for it."""
+    return sum(len(piece.prompt_tokens or ()) for piece in pieces) > SHORT_SCORES
 
 
 def _event(body: Struct | dict) -> bytes:

@@ -17,10 +17,9 @@ import msgspec
 
 from homing.client import Generation, Part
 from homing.frontend.parsers.reasoning import ReasoningFormat, ReasoningParser
-from homing.frontend.tokenizing import pack_ids
 from homing.params import SamplingParams
 from homing.tokenizer import Tokenizer
-from homing.wire import FinishReason
+from homing.wire import FinishReason, pack_tokens
 
 Submit = Callable[[bytes, SamplingParams, int], Generation]
 """(packed prompt, parameters, how many of its last ids are resumed) -> generation."""
@@ -88,7 +87,7 @@ class ThinkingGeneration:
             closer = self._limit.closer
             yield _forced(closer, self._params)
             generated += closer
-        resumed = self._prompt + pack_ids(generated)
+        resumed = self._prompt + pack_tokens(generated)
         self._current = self._submit(resumed, self._params, len(generated))
         async for part in self._current:
             yield replace(part, num_cached_tokens=None)

@@ -8,7 +8,6 @@ Short ones are worked on on the event loop: to hand them over would take it long
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -40,16 +39,12 @@ class Prompt:
     """Its own name for /abort, where a request has several prompts."""
 
 
-def pack_ids(token_ids: list[int]) -> bytes:
-    """Ids that are in a vocabulary, as uint32."""
-    return array("I", token_ids).tobytes()
-
-
 class TokenizerThread:
-    """Runs jobs one at a time."""
+    """Prepares requests one at a time; and, beside that, tells long answers, one at a time too."""
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._prompts = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._answers = ThreadPoolExecutor(1, thread_name_prefix="long-answers")
         self._num_waiting = 0
 
     async def prepare(self, job: Callable[[], T]) -> T:
@@ -59,16 +54,18 @@ class TokenizerThread:
             raise Overloaded(f"{MAX_WAITING} prompts wait to be tokenized; that is the limit")
         self._num_waiting += 1
         try:
-            return await self.run(job)
+            return await asyncio.get_running_loop().run_in_executor(self._prompts, job)
         finally:
             self._num_waiting -= 1
 
     async def run(self, job: Callable[[], T]) -> T:
-        """The result of a job that is never refused."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, job)
+        """The result of a job of an answer's, which is never refused. It may take seconds: no
+        prompt waits for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._answers, job)
 
     def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._prompts, self._answers):
+            executor.shutdown(wait=False, cancel_futures=True)
 
 
 def encode_within(

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from homing.coordinator.config import CoordinatorConfig
 from homing.coordinator.routing import POLICY_NAMES
 from homing.engine import config as engine
+from homing.engine.config import AttentionBackend, SamplingBackend
 from homing.frontend.parsers.choose import TOOL_FORMATS
 from homing.frontend.parsers.reasoning import REASONING_FORMATS
 from homing.launch.config import LaunchConfig
@@ -20,8 +21,6 @@ Quantization = Literal["int8", "int4", "fp8"]
 KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
 EvictionPolicy = Literal["lru", "ref_zero"]
 Preemption = Literal["recompute", "offload"]
-AttentionBackend = Literal["cpu", "torch", "flashinfer"]
-SamplingBackend = Literal["torch", "flashinfer"]
 KVCacheManagement = Literal["persist", "offload", "discard"]
 
 _CHOICES: dict[str, Sequence[str]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from homing.llm.prompts import Batch, Prompt, prepare
 from homing.llm.results import Delta, Result
 from homing.llm.text import TextCodec, TextHooks
 from homing.tokenizer import Tokenizer
-from homing.wire import ModelCard
+from homing.wire import ModelCard, pack_tokens
 
 OnDelta: TypeAlias = Callable[[Delta], None]
 
@@ -97,7 +96,7 @@ class Requests:
     ) -> Delta:
         """Submit, and hand on what comes but for the last delta, which is returned."""
         generation = self._client.submit(
-            array("I", item.prompt.all_tokens).tobytes(),
+            pack_tokens(item.prompt.all_tokens),
             item.for_engine,
             num_resumed_tokens=len(item.prompt.resumed_tokens),
             priority=item.sampling.priority,

@@ -152,6 +152,7 @@ class Session:
         self._fail_answers("the client was closed: its process is shutting down")
         self._dealer.close(linger_s=1.0)
         self._dealer = None
+        self.fleet = replace(self.fleet, connected=False)
 
     def call_soon(self, action: Callable[[], None]) -> None:
         """After what has come from the coordinator by now."""

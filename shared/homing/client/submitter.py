@@ -30,7 +30,8 @@ class Submitter:
         self._hashing: dict[int, asyncio.Future[Hashes]] = {}  # request id -> of its attempt
 
     def send(self, generation: Generation) -> None:
-        """Submit the generation's present attempt, at once or soon."""
+        """Submit the generation's present attempt, at once or soon, in place of any earlier one."""
+        self.withdraw(generation)
         fleet, tokens = self._session.fleet, generation.tokens
         hashes = partial(fleet.routing_hashes, tokens, generation.cache_salt)
         if not fleet.reads_prefixes or len(tokens) < LONG_PROMPT_BYTES:

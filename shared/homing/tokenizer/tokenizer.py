@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -164,6 +165,13 @@ class Tokenizer:
             tools=tools,
             **variables,
         )
+
+    def warm_up(self) -> None:
+        """Do now what the first use of each part would do while others wait. A template that does
+        not compile is an error when a chat is rendered."""
+        self.fewest_tokens("")
+        with suppress(InvalidRequest):
+            _ = self._template
 
     @cached_property
     def _template(self) -> ChatTemplate:

@@ -49,11 +49,9 @@ class AsyncDealer:
         self._ask_for_turn()
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """Queue a message; never blocks, also while the coordinator is away."""
-        try:
-            frames_.send(self._socket, frames)
-        except zmq.Again:
-            log.debug("not sent: the coordinator does not let this process in")
+        """Queue a message; never blocks, also while the coordinator is away. Where it does not let
+        this process in the message is dropped: whoever sent it ends by its own patience."""
+        frames_.send_or_drop(self._socket, frames)
         self._ask_for_turn()
 
     def close(self, *, linger_s: float = 0.0) -> None:

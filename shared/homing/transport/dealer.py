@@ -52,11 +52,9 @@ class Dealer:
             self._waker.send(b"\0")
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """Queue a message; never blocks, also while the coordinator is away."""
-        try:
-            frames_.send(self._socket, frames)
-        except zmq.Again:
-            log.debug("not sent: the coordinator does not let this process in")
+        """Queue a message; never blocks, also while the coordinator is away. Where it does not let
+        this process in the message is dropped: whoever sent it ends by its own patience."""
+        frames_.send_or_drop(self._socket, frames)
 
     def close(self, *, linger_s: float = 0.0) -> None:
         """Close, waiting up to `linger_s` in the background for what is unsent."""

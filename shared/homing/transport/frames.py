@@ -6,12 +6,15 @@ Small frames become `bytes`: cheaper than holding a zmq frame object for each. F
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Protocol, cast
 
 import zmq
 import zmq.backend
 from typing_extensions import Buffer
+
+log = logging.getLogger(__name__)
 
 ZERO_COPY_BYTES = 65536
 """pyzmq's own default threshold; below it a copy is cheaper than the bookkeeping."""
@@ -75,6 +78,15 @@ def send(socket: zmq.Socket[bytes], frames: Sequence[Buffer], to: bytes | None =
     for frame in head:
         _send(socket, frame, _MORE, len(frame) < ZERO_COPY_BYTES)
     _send(socket, last, NOBLOCK, len(last) < ZERO_COPY_BYTES)
+
+
+def send_or_drop(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> None:
+    """Of a DEALER. Its queue has no bound: it takes nothing only where the other end refused its
+    key."""
+    try:
+        send(socket, frames)
+    except zmq.Again:
+        log.debug("not sent: the coordinator does not let this process in")
 
 
 def new_socket(

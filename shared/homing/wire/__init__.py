@@ -57,6 +57,7 @@ from homing.wire.payloads import (
     RankInfo,
     TopLogProbs,
     pack_payload,
+    pack_tokens,
     read_payload,
 )
 
@@ -111,6 +112,7 @@ __all__ = [
     "Welcome",
     "pack",
     "pack_payload",
+    "pack_tokens",
     "parse",
     "read_payload",
     "request_name",

@@ -6,6 +6,8 @@ element by element.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -108,6 +110,11 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODERS: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 T = TypeVar("T")
+
+
+def pack_tokens(token_ids: Iterable[int]) -> bytes:
+    """Token ids as frames and deltas carry them: uint32."""
+    return array("I", token_ids).tobytes()
 
 
 def pack_payload(value: Any) -> bytes:

@@ -97,10 +97,10 @@ class FlashInferAttention:
         pages = pages_of(batch, block_size)
         if pages.is_decode:
             self._planned = self._decode
-            plan_decode(self._decode, pages, self.heads)
+            plan(self._decode, pages, self.heads)
         else:
             self._planned = self._prefill
-            plan_prefill(self._prefill, pages, self.heads)
+            plan(self._prefill, pages, self.heads, pages.qo_indptr, causal=True)
 
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, batch: Batch, *, window: Window
@@ -139,7 +139,7 @@ class GraphAttention:
         }
 
     def plan(self, batch: Batch, block_size: int) -> None:
-        plan_decode(self._wrappers, pages_of(batch, block_size), self._heads)
+        plan(self._wrappers, pages_of(batch, block_size), self._heads)
 
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, batch: Batch, *, window: Window
@@ -147,9 +147,13 @@ class GraphAttention:
         return self._wrappers[window].run(queries, (keys, values))
 
 
-def plan_decode(wrappers: Mapping[Window, Wrapper], pages: Pages, heads: PagedHeads) -> None:
+def plan(
+    wrappers: Mapping[Window, Wrapper], pages: Pages, heads: PagedHeads, *rows: Tensor, **more: bool
+) -> None:
+    """Of decodes; prefills have their `rows`, pages.qo_indptr, and are told to be causal."""
     for window, wrapper in wrappers.items():
         wrapper.plan(
+            *rows,
             pages.kv_indptr,
             pages.kv_indices,
             pages.last_page_len,
@@ -160,24 +164,7 @@ def plan_decode(wrappers: Mapping[Window, Wrapper], pages: Pages, heads: PagedHe
             window_left=_window_left(window),
             q_data_type=heads.q_data_type,
             kv_data_type=heads.kv_data_type,
-        )
-
-
-def plan_prefill(wrappers: Mapping[Window, Wrapper], pages: Pages, heads: PagedHeads) -> None:
-    for window, wrapper in wrappers.items():
-        wrapper.plan(
-            pages.qo_indptr,
-            pages.kv_indptr,
-            pages.kv_indices,
-            pages.last_page_len,
-            heads.num_qo_heads,
-            heads.num_kv_heads,
-            heads.head_dim,
-            pages.block_size,
-            causal=True,
-            window_left=_window_left(window),
-            q_data_type=heads.q_data_type,
-            kv_data_type=heads.kv_data_type,
+            **more,
         )
 
 

@@ -11,14 +11,13 @@ Not yet verified on hardware.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from homing.engine.attention.flashinfer import FlashInferAttention
-from homing.engine.attention.pages import padded
+from homing.engine.attention.pages import OF_ROWS, padded
 from homing.engine.batch import Batch
 from homing.engine.kv_cache import KVCache
 from homing.engine.models.llama import TorchDecoder
@@ -127,7 +126,7 @@ class DecodeGraph:
         self._attention = attention.for_graph(num_rows, num_rows * pages_each)
         idle = padded(no_rows(), num_rows, cache.block_size)
         self._attention.plan(idle, self._block_size)
-        self._inputs = Batch(*(getattr(idle, name).to(model.shape.device) for name in INPUTS))
+        self._inputs = idle.to(model.shape.device)
         self._replay, self._logits = capture(
             lambda: model.compute(self._inputs, cache, self._attention), model.shape.device
         )
@@ -137,13 +136,10 @@ class DecodeGraph:
         """Logits that are overwritten by the next run."""
         rows = padded(batch, self._num_rows, self._block_size)
         self._attention.plan(rows, self._block_size)
-        for name in ("token_ids", "positions", "slot_mapping"):
+        for name in OF_ROWS:
             getattr(self._inputs, name).copy_(getattr(rows, name), non_blocking=True)
         self._replay()
         return self._logits[: len(batch.token_ids)]
-
-
-INPUTS = tuple(field.name for field in fields(Batch))
 
 
 def no_rows() -> Batch:

@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from homing.engine.models import ModelShape
 from homing.engine.request import Request
 from homing.engine.sampling.adjust import changed, changes_logits
 from homing.engine.sampling.noise import uniform
@@ -38,6 +39,12 @@ class FlashInferSampler(Sampler):
         library: Any = importlib.import_module("flashinfer.sampling")
         self._top_k = _deterministic(library.top_k_renorm_probs)
         self._top_p = _deterministic(library.top_p_renorm_probs)
+
+    def warm_up(self, shape: ModelShape) -> None:
+        """Have the library compile what it cuts distributions with."""
+        probs = torch.full((1, shape.vocab_size), 1 / shape.vocab_size, device=shape.device)
+        _cut(probs, self._top_k, [0], torch.tensor([1], dtype=torch.int32))
+        _cut(probs, self._top_p, [0], torch.tensor([0.5]))
 
     def sample_from_logits(
         self, logits: Tensor, requests: Sequence[Request]

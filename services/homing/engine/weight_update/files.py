@@ -188,4 +188,4 @@ def write_file(tensors: Iterable[tuple[str, Tensor]], path: Path) -> None:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    return tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data

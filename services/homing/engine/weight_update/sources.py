@@ -49,8 +49,9 @@ def open_source(update: UpdateWeights, model: Model, rank: int | None) -> Iterat
     with ExitStack() as stack:
         opened = (stack.enter_context(file.opened(may_map=may_map)) for file in files)
         yield chain.from_iterable(opened)
-    if _versions(paths) != before:
-        raise InvalidRequest(f"{update.path} was written to while it was read")
+        # Before the leases end: whoever waits to write goes on then.
+        if _versions(paths) != before:
+            raise InvalidRequest(f"{update.path} was written to while it was read")
 
 
 def _paths(path: str) -> list[Path]:
