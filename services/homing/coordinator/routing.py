@@ -15,6 +15,7 @@ fleet would weigh as much as the fleet has ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -44,13 +45,13 @@ def prefix_affinity(
     if len(matches) == 1:
         return loads.least_loaded(matches[0].slots)
     weight = alpha / max(loads.floor, loads.mean)
-    best_rank, best = None, Slot(0)
+    best, best_score = Slot(0), -inf
     for match in matches:
         slot = loads.least_loaded(match.slots)
         score = match.num_blocks / num_prompt_blocks - weight * loads.load(slot)
-        rank = score, -loads.order(slot)
-        if best_rank is None or rank > best_rank:
-            best_rank, best = rank, slot
+        is_tied = score == best_score and loads.order(slot) < loads.order(best)
+        if score > best_score or is_tied:
+            best, best_score = slot, score
     return best
 
 
