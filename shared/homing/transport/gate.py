@@ -58,7 +58,8 @@ class Gate:
         return [version, request_id, b"200", b"OK", role.encode(), b""]
 
 
-def comes_from_its_role(identity: zmq.Frame) -> bool:
-    """Whether a message's sender calls itself what its key says that it is."""
-    role: Any = identity.get("User-Id")
-    return identity.bytes[:1] == role[:1].encode()
+def comes_from_its_role(identity: bytes, frame: zmq.Frame) -> bool:
+    """Whether the sender of a message, of which `frame` is a part, calls itself what its key says
+    that it is."""
+    role: Any = frame.get("User-Id")
+    return identity[:1] == role[:1].encode()

@@ -57,12 +57,13 @@ class Router:
         receive, admits = self._socket.recv, self._admits
         for _ in range(frames_.MAX_BURST):
             try:
-                identity = receive(frames_.NOBLOCK, False)
+                identity = receive(frames_.NOBLOCK)  # copied: what follows it needs no asking
             except zmq.Again:
                 break
-            frames = frames_.rest_of_message(receive, receive(0, False))
-            if admits is None or admits(identity):
-                burst.append((identity.bytes, frames))
+            first = receive(0, False)
+            frames = frames_.rest_of_message(receive, first)
+            if admits is None or admits(identity, first):
+                burst.append((identity, frames))
         return burst
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> SendResult:
