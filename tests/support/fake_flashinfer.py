@@ -3,6 +3,8 @@
 The classes and functions that the engine calls, with the signatures of flashinfer-python 0.7.4, in
 plain torch on the CPU. They see what the library would: what `run` computes follows from the index
 arrays of the last `plan` alone, and with CUDA graphs from the buffers, whatever `plan` was given.
+What a graph's `plan` schedules goes through a buffer of its own on the CPU, as in the library, and
+is checked when it is used: on a `LateDevice` it may have been written again by then.
 """
 
 from __future__ import annotations
@@ -103,6 +105,8 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             self.kv_indices = paged_kv_indices_buffer
             self.last_page_len = paged_kv_last_page_len_buffer
             self._buffers = (self.kv_indptr, self.kv_indices, self.last_page_len)
+            self._schedule_on_cpu = torch.zeros(len(self.last_page_len), dtype=torch.int32)
+            self._schedule = torch.zeros_like(self._schedule_on_cpu)
 
     def plan(
         self,
@@ -136,11 +140,16 @@ class BatchDecodeWithPagedKVCacheWrapper(PagedWrapper):
             return
         assert len(last_page_len) == len(self._buffers[2]), "a graph's batch size is fixed"
         for buffer, new in zip(self._buffers, given, strict=True):
-            buffer[: len(new)].copy_(new)
+            buffer[: len(new)].copy_(new, non_blocking=True)
+        self._schedule_on_cpu[:] = context_lengths(indptr, last_page_len, page_size)
+        self._schedule.copy_(self._schedule_on_cpu, non_blocking=True)
 
     def run(
         self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor | None = None
     ) -> Tensor:
+        if self._buffers is not None:
+            lengths = context_lengths(self.kv_indptr, self.last_page_len, self.page_size)
+            assert self._schedule.equal(lengths), "the schedule is another plan's"
         return self._run(q, paged_kv_cache)
 
 
@@ -198,6 +207,10 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedWrapper):
         self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor | None = None
     ) -> Tensor:
         return self._run(q, paged_kv_cache)
+
+
+def context_lengths(indptr: Tensor, last_page_len: Tensor, page_size: int) -> Tensor:
+    return (indptr.diff() - 1) * page_size + last_page_len
 
 
 def check_pages(indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:

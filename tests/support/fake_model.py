@@ -20,6 +20,7 @@ from homing.engine.engine import Engine
 from homing.engine.kv_cache import KVCache
 from homing.engine.limits import EngineLimits
 from homing.engine.models import ModelShape
+from homing.engine.parts import EngineParts
 from homing.engine.structured.compiler import GrammarCompiler
 from homing.tokenizer import Tokenizer
 
@@ -129,6 +130,7 @@ def make_engine(
     eos: tuple[int, ...] = (EOS,),
     tokenizer: Tokenizer | None = None,
     grammars: GrammarCompiler | None = None,
+    parts: EngineParts | None = None,
 ) -> tuple[Engine, FakeModel]:
     model = FakeModel(vocab_size, max_context_tokens, eos)
     cache = cast(KVCache, FakeCache(num_blocks, block_size))
@@ -140,7 +142,7 @@ def make_engine(
         max_step_tokens=max_step_tokens,
         max_queued_requests=max_queued_requests,
     )
-    return Engine(model, cache, tokenizer, limits, grammars), model
+    return Engine(model, cache, tokenizer, limits, grammars, parts), model
 
 
 def expected_greedy(

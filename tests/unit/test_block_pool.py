@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from homing.engine.block_pool import RUN_BLOCKS, SCRATCH_BLOCK, BlockPool
@@ -187,3 +189,29 @@ def test_blocks_evicted_from_one_sequence_are_handed_out_as_a_run():
     for _ in range(RUN_BLOCKS - 1):
         table += pool.allocate(1, after=table[-1])
     assert table == list(range(table[0], table[0] + RUN_BLOCKS))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_peeked_at_is_what_is_given(seed: int):
+    """In pools of many runs, some whole, some begun, for requests that grow side by side."""
+    source = random.Random(seed)
+    pool = BlockPool(20 * RUN_BLOCKS + 3)
+    tables = [pool.allocate(1) for _ in range(12)]
+    for _ in range(300):
+        table = source.choice(tables)
+        if source.random() < 0.1:
+            pool.release(table)
+            table[:] = pool.allocate(1)
+        growing = source.sample(tables, source.randrange(1, 12))
+        foreseen = pool.peek([table[-1] for table in growing])
+        pool.check(tables)
+        if foreseen is None:
+            assert pool.num_available < len(growing)
+            for table in source.sample(tables, 8):
+                pool.release(table[1:])
+                del table[1:]
+            continue
+        given = [pool.allocate(1, after=table[-1])[0] for table in growing]
+        assert given == foreseen
+        for table, block in zip(growing, given, strict=True):
+            table.append(block)

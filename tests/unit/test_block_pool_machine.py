@@ -79,6 +79,15 @@ class PoolMachine(RuleBasedStateMachine):
             self.live.remove(holder)
             self.pool.release(holder.blocks)
 
+    @rule(afters=st.lists(st.integers(1, NUM_BLOCKS - 1), max_size=4))
+    def foresee(self, afters: list[int]) -> None:
+        num_free = self.pool.num_available - self.pool.num_cached
+        blocks = self.pool.peek(afters)
+        assert (blocks is None) == (len(afters) > num_free)
+        if blocks is not None:
+            assert [self.pool.allocate(1, after=after)[0] for after in afters] == blocks
+            self.pool.release(blocks)
+
     @rule()
     def clear_index(self) -> None:
         self.pool.clear_index()

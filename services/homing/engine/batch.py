@@ -7,7 +7,7 @@ keys and values of a layer are written to the cache before any row attends.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -47,8 +47,49 @@ class Batch:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the requests of some chunks have their keys and values; a row for each chunk."""
+
+    block_tables: np.ndarray  # int32 [chunks, max_blocks], padded with 0
+    num_shared: np.ndarray  # int32 [chunks], tokens in blocks found in the cache
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk]) -> Placement:
+        """As it is now: a copy."""
+        num_shared = [chunk.request.num_shared_tokens for chunk in chunks]
+        return cls(_block_tables(chunks), np.array(num_shared, np.int32))
+
+    def with_blocks(self, rows: list[int], columns: list[int], blocks: list[int]) -> Placement:
+        """With these entries of the block tables, which may be wider by them."""
+        if not rows:
+            return self
+        num_requests, width = self.block_tables.shape
+        tables = np.zeros((num_requests, max(width, max(columns) + 1)), np.int32)
+        tables[:, :width] = self.block_tables
+        tables[rows, columns] = blocks
+        return Placement(tables, self.num_shared)
+
+    def equals(self, other: Placement) -> bool:
+        """Since 0 is nobody's block, equal tables are of equal numbers of blocks."""
+        return np.array_equal(self.block_tables, other.block_tables) and np.array_equal(
+            self.num_shared, other.num_shared
+        )
+
+
 def build_batch(chunks: Sequence[Chunk], block_size: int) -> Batch:
-    """One row for each token of each chunk, in order.
+    """One row for each token of each chunk, in order."""
+    return replace(lay_out(chunks, Placement.of(chunks), block_size), token_ids=token_ids(chunks))
+
+
+def token_ids(chunks: Sequence[Chunk]) -> Tensor:
+    tokens = [chunk.request.tokens[chunk.start : chunk.end] for chunk in chunks]
+    return torch.from_numpy(np.concatenate(tokens))
+
+
+def lay_out(chunks: Sequence[Chunk], placement: Placement, block_size: int) -> Batch:
+    """A batch whose token ids are 0. Of the requests themselves it looks at nothing, so it can be
+    had before their tokens are known.
 
     A row whose position lies in a block found in the cache has its key and value there already: it
     writes to the scratch block instead, so that shared blocks are only ever read.
@@ -58,20 +99,15 @@ def build_batch(chunks: Sequence[Chunk], block_size: int) -> Batch:
     row_starts = np.cumsum(lengths, dtype=np.int32) - lengths
     request_index = np.repeat(np.arange(len(chunks), dtype=np.int32), lengths)
     positions = np.arange(lengths.sum(), dtype=np.int32) + (starts - row_starts)[request_index]
-    block_tables = _block_tables(chunks)
-
-    blocks = block_tables[request_index, positions // block_size]
-    num_shared = np.array([chunk.request.num_shared_tokens for chunk in chunks], np.int32)
-    blocks[positions < num_shared[request_index]] = SCRATCH_BLOCK
+    blocks = placement.block_tables[request_index, positions // block_size]
+    blocks[positions < placement.num_shared[request_index]] = SCRATCH_BLOCK
     slots = blocks * np.int32(block_size) + positions % np.int32(block_size)
-
-    tokens = np.concatenate([chunk.request.tokens[chunk.start : chunk.end] for chunk in chunks])
     return Batch(
-        token_ids=torch.from_numpy(tokens),
+        token_ids=torch.zeros(len(positions), dtype=torch.int32),
         positions=torch.from_numpy(positions),
         slot_mapping=torch.from_numpy(slots),
         request_index=torch.from_numpy(request_index),
-        block_tables=torch.from_numpy(block_tables),
+        block_tables=torch.from_numpy(placement.block_tables),
         selected=torch.from_numpy(_selected(chunks, row_starts)),
     )
 

@@ -25,7 +25,8 @@ shared block is never written, and copy-on-write is not needed.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 from homing.prefix import BlockHash
@@ -125,6 +126,11 @@ class BlockPool:
             self._num_references[after] = 1
             blocks.append(after)
         return blocks
+
+    def peek(self, afters: Sequence[int]) -> list[int] | None:
+        """The blocks that `allocate(1, after=block)` would give for each of these in turn, as long
+        as nothing else happens; None if something had to be evicted for them. Takes none."""
+        return self._free.peek(afters) if len(afters) <= self._free.count else None
 
     def register(self, block: int, block_hash: BlockHash) -> int:
         """Enter a held, computed block into the index. All blocks before it are there already.
@@ -243,6 +249,30 @@ class _FreeBlocks:
         self.count -= 1
         self._recount(block // RUN_BLOCKS, -1)
         return block
+
+    def peek(self, afters: Sequence[int]) -> list[int]:
+        """What `take` would give for each of these in turn. So many are free."""
+        given: list[int] = []
+        left: dict[int, int] = {}  # run -> how many of its blocks are free then
+        for after in afters:
+            block = after + 1
+            if block == len(self._is_free) or not self._is_free[block] or block in given:
+                first = self._next_run(left) * RUN_BLOCKS
+                ids = range(first, first + RUN_BLOCKS)
+                block = next(b for b in ids if self._is_free[b] and b not in given)
+            given.append(block)
+            run = block // RUN_BLOCKS
+            left[run] = left.get(run, self._num_free_of_run[run]) - 1
+        return given
+
+    def _next_run(self, left: Mapping[int, int]) -> int:
+        """Where `take` would look, with so many blocks left of the runs that it took from."""
+        whole = next((run for run in reversed(self._whole) if run not in left), None)
+        if whole is not None:
+            return whole
+        begun_here = [run for run in left if run in self._whole]
+        begun = chain(reversed(begun_here), reversed(self._begun))
+        return next(run for run in begun if left.get(run, 1))
 
     def _recount(self, run: int, change: int) -> None:
         num_free = self._num_free_of_run[run] = self._num_free_of_run[run] + change

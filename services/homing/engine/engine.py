@@ -18,6 +18,7 @@ from homing.engine.endings import (
     finished_before_start,
     grammar_failure,
 )
+from homing.engine.foresight import next_decodes, placement_of_next
 from homing.engine.intake import Intake
 from homing.engine.kv_cache import KVCache
 from homing.engine.kv_offload import KVOffload
@@ -220,12 +221,15 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Run one step. Returns what it brought, and what ended since the last one."""
-        self.end_step(self.begin_step())
+        step = self.begin_step()
+        self.prepare_next(step)
+        self.end_step(step)
         return self.take_outputs()
 
     def begin_step(self) -> StepInFlight | None:
         """Launch a step; None when there is nothing to run. Until `end_step` new requests may be
-        added and outputs be taken, and nothing else be done: it works on the others' blocks."""
+        added, outputs be taken and `prepare_next` be called, and nothing else be done: it works on
+        the others' blocks."""
         self._take_grammars()
         plan = self.scheduler.schedule()
         if not plan.chunks:
@@ -234,6 +238,16 @@ class Engine:
         self._end_queueing(plan, start)
         load = plan.load  # before the step changes what its requests do
         return StepInFlight(plan, load, start, self.runner.launch(plan))
+
+    def prepare_next(self, step: StepInFlight | None) -> None:
+        """While a device computes `step`, get ready for the one that probably follows; nothing on
+        a CPU. May be left out."""
+        if step is None or not self.runner.overlaps:
+            return
+        if chunks := next_decodes(step.plan):
+            placement = placement_of_next(chunks, self.block_pool, self.limits.block_size)
+            if placement is not None:
+                self.runner.prepare(chunks, placement)
 
     def end_step(self, step: StepInFlight | None) -> None:
         """Wait for it, and have its outputs ready to be taken."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from homing.engine.batch import build_batch
+from homing.engine.batch import Placement, build_batch, token_ids
+from homing.engine.foresight import Foreseen
 from homing.engine.kv_cache import KVCache
 from homing.engine.models import Model
-from homing.engine.plan import StepPlan
+from homing.engine.plan import Chunk, StepPlan
 from homing.engine.sampling import Sampled, Sampler, score
 
 
@@ -17,7 +20,10 @@ class Runner:
         self.model = model
         self.cache = cache
         self.sampler = sampler
+        self.num_foreseen_steps = 0
+        """Those that ran as they were prepared."""
         self._block_size = block_size
+        self._foreseen: Foreseen | None = None
 
     @property
     def overlaps(self) -> bool:
@@ -28,6 +34,12 @@ class Runner:
     def launch(self, plan: StepPlan) -> Tensor:
         """Begin to compute the plan's chunks. Returns the logits, for `collect`."""
         return self.forward(plan)
+
+    @torch.inference_mode()
+    def prepare(self, chunks: Sequence[Chunk], placement: Placement) -> None:
+        """Between `launch` and `collect`: get ready for these decodes, in case that they are what
+        is launched next, and there."""
+        self._foreseen = Foreseen.of(chunks, placement, self.model, self.cache)
 
     @torch.inference_mode()
     def collect(self, plan: StepPlan, logits: Tensor) -> Sampled:
@@ -59,4 +71,8 @@ class Runner:
     def forward(self, plan: StepPlan) -> Tensor:
         """Compute the plan's tokens. Returns the logits (fp32) of the positions that score or
         sample, in order of the chunks: [rows, vocab]."""
+        foreseen, self._foreseen = self._foreseen, None
+        if foreseen is not None and foreseen.is_of(plan.chunks, self.model):
+            self.num_foreseen_steps += 1
+            return foreseen.compute(token_ids(plan.chunks))
         return self.model.forward(build_batch(plan.chunks, self._block_size), self.cache)

@@ -1,8 +1,9 @@
 """The engine process's loop: receive, handle, schedule, run, send.
 
 One thread, which waits for nothing but its socket, and for the device. While an accelerator
-computes a step, the one before is answered and new requests are taken on; so answers are sent a
-moment later, and the device waits less. A CPU would have to do both, and answers at once.
+computes a step, the one before is answered, new requests are taken on, and the next step is
+prepared; so answers are sent a moment later, and the device waits less. A CPU would have to do all
+of it itself, and answers at once.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class Worker:
         self._send(self._session.outputs(self._engine.take_outputs()))  # of the step before
         if step is not None:
             self._receive_beside()
+            self._engine.prepare_next(step)
         self._engine.end_step(step)
 
     def _receive_beside(self) -> None:

@@ -7,6 +7,17 @@ graph. A window is part of a plan, so layers of different windows have different
 Both kinds run the kernels of `fa2`: they run on every GPU from compute capability 8.0 on, at any
 number of query heads for a head of keys, and are compiled at their first use, together.
 
+A plan is copied to the device, behind what that still computes, from two places on the CPU:
+
+- Its schedule from a pinned buffer that each wrapper has and writes again at its next plan. With
+  a step planned while another runs, or after one that nobody waits for, that could be before the
+  copy has been made: a fence, set between a plan's copies and the step's kernels, is waited for
+  first. (mini-sglang met this race: https://github.com/sgl-project/mini-sglang/pull/103.)
+- Its index arrays from the caller's memory. Into a graph's buffers, the pages' indices would be
+  copied with the CPU waiting for the stream, and so for the step that runs, unless they are on the
+  device already (https://github.com/flashinfer-ai/flashinfer/blob/main/flashinfer/decode.py): so
+  they are sent there first, and the other arrays are pinned.
+
 Written for flashinfer-python 0.5.3 to 0.7.4 (https://docs.flashinfer.ai/api/attention.html); not
 yet verified on hardware.
 """
@@ -15,12 +26,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from homing.engine.async_copies import Fence, pinned
 from homing.engine.attention.pages import Pages, pages_of
 from homing.engine.batch import Batch
 from homing.engine.models import ModelShape
@@ -92,15 +104,18 @@ class FlashInferAttention:
             for window in self.windows
         }
         self._planned: Mapping[Window, Wrapper] = {}
+        self._fence = Fence(shape.device)
 
     def plan(self, batch: Batch, block_size: int) -> None:
         pages = pages_of(batch, block_size)
+        self._fence.wait()
         if pages.is_decode:
             self._planned = self._decode
             plan(self._decode, pages, self.heads)
         else:
             self._planned = self._prefill
             plan(self._prefill, pages, self.heads, pages.qo_indptr, causal=True)
+        self._fence.set()
 
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, batch: Batch, *, window: Window
@@ -118,11 +133,12 @@ class GraphAttention:
     def __init__(self, eager: FlashInferAttention, num_requests: int, max_pages: int) -> None:
         """max_pages: of all requests together."""
         library = _library()
-        device = eager.workspace.device
+        self._device = eager.workspace.device
         self._heads = eager.heads
+        self._fence = Fence(self._device)
 
         def buffer(length: int) -> Tensor:
-            return torch.zeros(length, dtype=torch.int32, device=device)
+            return torch.zeros(length, dtype=torch.int32, device=self._device)
 
         self._wrappers: Mapping[Window, Wrapper] = {
             window: library.BatchDecodeWithPagedKVCacheWrapper(
@@ -139,7 +155,21 @@ class GraphAttention:
         }
 
     def plan(self, batch: Batch, block_size: int) -> None:
-        plan(self._wrappers, pages_of(batch, block_size), self._heads)
+        """May be called while the device computes the step before, with this same graph."""
+        pages = pages_of(batch, block_size)
+        self._fence.wait()
+        plan(self._wrappers, self._sent(pages), self._heads)
+        self._fence.set()
+
+    def _sent(self, pages: Pages) -> Pages:
+        """See the top of the file."""
+        indices = pinned(pages.kv_indices, self._device)
+        return replace(
+            pages,
+            kv_indptr=pinned(pages.kv_indptr, self._device),
+            kv_indices=indices.to(self._device, non_blocking=True),
+            last_page_len=pinned(pages.last_page_len, self._device),
+        )
 
     def attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, batch: Batch, *, window: Window

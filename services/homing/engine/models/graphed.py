@@ -5,6 +5,9 @@ GPU. A graph launches all of them at once, but always on the same memory: it is 
 number of rows, its inputs are copied to where it reads them, and a batch of fewer rows is filled up
 with rows that nobody looks at. All other steps run as they are.
 
+A step is got ready in two parts: first everything but its tokens, which may be while the device
+computes the step before, and then these.
+
 Not yet verified on hardware.
 """
 
@@ -16,8 +19,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from homing.engine.async_copies import pinned
 from homing.engine.attention.flashinfer import FlashInferAttention
-from homing.engine.attention.pages import OF_ROWS, padded
+from homing.engine.attention.pages import padded
 from homing.engine.batch import Batch
 from homing.engine.kv_cache import KVCache
 from homing.engine.models.llama import TorchDecoder
@@ -86,11 +90,20 @@ class GraphedDecoder:
         return GraphedDecoder(model, self._attention, self._sizes, self._capture)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        replay = self.prepare(batch, cache)
+        return self._model.forward(batch, cache) if replay is None else replay(batch.token_ids)
+
+    def prepare(self, batch: Batch, cache: KVCache) -> Callable[[Tensor], Tensor] | None:
+        """Get ready for a step whose tokens need not be known yet, behind all that the device was
+        told to do until now. Returns what computes it, as the next step, given `batch.token_ids`;
+        None if there is no graph for it."""
         num_rows = len(batch.token_ids)
         fitting = next((size for size in self._sizes if size >= num_rows), None)
         if fitting is None or not _is_decode(batch):
-            return self._model.forward(batch, cache)
-        return self._graph(fitting, cache).run(batch)
+            return None
+        graph = self._graph(fitting, cache)
+        graph.prepare(batch)
+        return graph.replay
 
     def warm_up(self, cache: KVCache) -> None:
         """Capture all graphs now, and compile the attention kernels, rather than in a request's
@@ -132,19 +145,32 @@ class DecodeGraph:
         )
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> Tensor:
-        """Logits that are overwritten by the next run."""
+    def prepare(self, batch: Batch) -> None:
+        """All but the token ids."""
+        # A replay that still runs reads the same memory, and these copies are behind it in its
+        # stream. Nothing here waits for it: see `async_copies`.
         rows = padded(batch, self._num_rows, self._block_size)
         self._attention.plan(rows, self._block_size)
-        for name in OF_ROWS:
-            getattr(self._inputs, name).copy_(getattr(rows, name), non_blocking=True)
+        _send(rows.positions, self._inputs.positions)
+        _send(rows.slot_mapping, self._inputs.slot_mapping)
+
+    @torch.inference_mode()
+    def replay(self, token_ids: Tensor) -> Tensor:
+        """Of what was last prepared. Logits that are overwritten by the next replay."""
+        num_rows = len(token_ids)
+        token_ids = torch.nn.functional.pad(token_ids, (0, self._num_rows - num_rows))
+        _send(token_ids, self._inputs.token_ids)
         self._replay()
-        return self._logits[: len(batch.token_ids)]
+        return self._logits[:num_rows]
 
 
 def no_rows() -> Batch:
     none = torch.empty(0, dtype=torch.int32)
     return Batch(none, none, none, none, block_tables=none.view(0, 1), selected=none)
+
+
+def _send(source: Tensor, target: Tensor) -> None:
+    target.copy_(pinned(source, target.device), non_blocking=True)
 
 
 def _is_decode(batch: Batch) -> bool:
