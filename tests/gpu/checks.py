@@ -201,15 +201,21 @@ def _engine(
 
 
 def _answers(
-    engine: Engine, prompts: Sequence[np.ndarray], params: SamplingParams
+    engine: Engine,
+    prompts: Sequence[np.ndarray],
+    params: SamplingParams,
+    *,
+    prepares: bool = True,
 ) -> list[tuple[list[int], list[float]]]:
-    """Tokens, and the log-probabilities of the prompt."""
+    """Tokens, and the log-probabilities of the prompt. prepares: each next step while one runs."""
     answers: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
     for number, prompt in enumerate(prompts):
         engine.add_request(number, prompt, params)
     while engine.has_work:
         step = engine.begin_step()
         outputs = engine.take_outputs()
+        if prepares:
+            engine.prepare_next(step)
         engine.end_step(step)
         for output in (*outputs, *engine.take_outputs()):
             tokens, scores = answers[int(str(output.request.key))]
@@ -291,6 +297,55 @@ def check_engine(setup: Setup) -> Measured:
     }
 
 
+def check_overlap(setup: Setup) -> Measured:
+    """Requests that join and end have the same texts whether or not each next step is prepared
+    while one runs; and how fast steady decoding is both ways."""
+    generator = np.random.default_rng(1)
+    prompts = [generator.integers(10, 300, 20 + n).astype(np.int32) for n in range(24)]
+    num_tokens = setup.num_tokens
+    cases = {
+        "greedy": SamplingParams(temperature=0.0, num_tokens_to_generate=num_tokens),
+        "seeded": SamplingParams(seed=3, top_p=0.9, num_tokens_to_generate=num_tokens),
+    }
+    sizes = {"max_model_len": 512, "max_batch_requests": 16, "max_step_tokens": 64}
+    measured: Measured = {}
+    with _engine(setup, str(setup.device), "flashinfer", "bf16", **sizes) as engine:
+        for name, params in cases.items():
+            texts: list[object] = []
+            for prepares in (False, True):
+                # Bits depend on what is computed together: both begin with nothing cached.
+                engine.lifecycle.reset_prefix_cache()
+                texts.append(_answers(engine, prompts, params, prepares=prepares))
+            assert texts[0] == texts[1], f"{name} texts differ"
+        for batch in (1, 16):
+            for prepares in (False, True, False, True):  # the second time it is warm
+                name = f"{'prepared' if prepares else 'built'}_tokens_per_s_of_{batch}"
+                num_steps = 4 * num_tokens
+                rate = _decode_rate(engine, prompts[:batch], num_steps, prepares=prepares)
+                measured[name] = round(rate, 1)
+        measured["foreseen_steps"] = engine.runner.num_foreseen_steps
+    assert measured["foreseen_steps"] > 0, "no prepared step was used"
+    return measured
+
+
+def _decode_rate(
+    engine: Engine, prompts: Sequence[np.ndarray], num_tokens: int, *, prepares: bool
+) -> float:
+    """Tokens per second in the steps that decode all of them."""
+    params = SamplingParams(temperature=0.0, num_tokens_to_generate=num_tokens, ignore_eos=True)
+    for number, prompt in enumerate(prompts):
+        engine.add_request(number, prompt, params)
+    ends: list[float] = []
+    while engine.has_work:
+        step = engine.begin_step()
+        if prepares:
+            engine.prepare_next(step)
+        engine.end_step(step)
+        if len(engine.take_outputs()) == len(prompts):
+            ends.append(time.perf_counter())
+    return len(prompts) * (len(ends) - 1) / (ends[-1] - ends[0])
+
+
 def check_bench(setup: Setup) -> Measured:
     config = engine_bench.EngineBenchConfig(
         setup.model,
@@ -309,6 +364,7 @@ CHECKS: dict[str, Callable[[Setup], Measured]] = {
     "graphs": check_graphs,
     "texts": check_texts,
     "engine": check_engine,
+    "overlap": check_overlap,
     "bench": check_bench,
     "attention": check_attention,  # last: it has more kernels compiled, for other shapes
 }

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from homing.bench import engine as engine_bench
 from homing.bench.engine import Limits
+from homing.engine.runner import Runner
 from tests.gpu import check, checks
 from tests.gpu.check import run_checks
 from tests.gpu.checks import CHECKS, Setup
@@ -37,6 +38,8 @@ def test_a_check_passes_where_all_is_as_it_should_be(
 ) -> None:
     fake_flashinfer.pretend(monkeypatch)
     monkeypatch.setattr(engine_bench, "measure_limits", lambda shape: Limits(10.0, 100.0))
+    if name == "overlap":
+        monkeypatch.setattr(Runner, "overlaps", True)
     if name == "engine":
         setup = replace(setup, num_tokens=20)  # so many that the cache is too small
     [result] = run_checks(setup, {name: CHECKS[name]})

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from torch import Tensor
 from typing_extensions import Buffer
 
+from homing.engine.batch import Placement
 from homing.engine.engine import Engine
-from homing.engine.plan import StepPlan
+from homing.engine.plan import Chunk, StepPlan
 from homing.engine.runner import Runner
 from homing.engine.sampling import Sampled, Sampler
 from homing.engine.session import EngineSession
@@ -49,6 +50,10 @@ class OverlappingRunner(Runner):
     def launch(self, plan: StepPlan) -> Tensor:
         self._events.append("launch")
         return super().launch(plan)
+
+    def prepare(self, chunks: Sequence[Chunk], placement: Placement) -> None:
+        self._events.append("prepare")
+        super().prepare(chunks, placement)
 
     def collect(self, plan: StepPlan, logits: Tensor) -> Sampled:
         self._events.append("collect")
@@ -105,11 +110,22 @@ def test_a_step_is_answered_while_the_next_one_runs() -> None:
     events, sent, _ = run([[WELCOME], [submit], [], [], [], [], [], [], []])
     assert events == [
         *("take Submit", "launch", "collect"),
-        *("launch", "Output", "collect"),
+        *("launch", "Output", "prepare", "collect"),
         *("launch", "Output", "collect"),
         "Output",
     ]
     assert tokens(answers(sent, 1)) == expected_greedy([5, 6], 3)
+
+
+def test_the_next_step_is_prepared_behind_all_else_and_used_if_it_comes_to_that() -> None:
+    events, sent, engine = run([[WELCOME], [SUBMIT], [], [], [], [], [OTHER], *[[]] * 20])
+    assert events[3:11] == [
+        *("launch", "Output", "prepare", "collect"),
+        *("launch", "Output", "take Submit", "prepare"),
+    ]
+    assert tokens(answers(sent, 1)) == expected_greedy([5, 6], 5)
+    assert tokens(answers(sent, 2)) == expected_greedy([9, 8, 7], 5)
+    assert engine.runner.num_foreseen_steps > 0
 
 
 def test_new_requests_are_taken_on_while_a_step_runs() -> None:
@@ -131,7 +147,7 @@ def test_an_abort_waits_for_the_step_that_works_on_its_request() -> None:
     events, sent, engine = run([[WELCOME], [SUBMIT], [], [], [ABORT], *[[]] * 6])
     assert events == [
         *("take Submit", "launch", "collect"),
-        *("launch", "Output", "collect"),
+        *("launch", "Output", "prepare", "collect"),
         *("take Abort", "Output"),
     ]
     deltas = answers(sent, 1)

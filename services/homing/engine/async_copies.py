@@ -5,8 +5,8 @@ before, which have then read what it overwrites, and before those of the steps t
 left to watch is the CPU's side, which a copy may read long after the call:
 
 - Pageable memory is read before the call returns, but that may wait for the stream
-  (https://docs.nvidia.com/cuda/cuda-runtime-api/api-sync-behavior.html). It does for what the
-  device gets next anyway; not for what is to be there early.
+  (https://docs.nvidia.com/cuda/cuda-runtime-api/api-sync-behavior.html). It will do for a step that
+  is about to start, when the stream is empty; not for what is sent while one runs.
 - Memory that is `pinned` here is written once, and torch hands it out again only when the copies
   from it are done (https://github.com/pytorch/pytorch/issues/130785).
 - Pinned memory that a library keeps and writes again needs a `Fence` before each new writing.
@@ -23,6 +23,11 @@ from torch import Tensor
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
     """A copy that can be on its way to the device while the CPU goes on; itself for the CPU."""
     return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """On the device, as soon as that comes to it."""
+    return pinned(tensor, device).to(device, non_blocking=True)
 
 
 class Fence:

@@ -32,7 +32,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from homing.engine.async_copies import Fence, pinned
+from homing.engine.async_copies import Fence, pinned, sent
 from homing.engine.attention.pages import Pages, pages_of
 from homing.engine.batch import Batch
 from homing.engine.models import ModelShape
@@ -163,11 +163,10 @@ class GraphAttention:
 
     def _sent(self, pages: Pages) -> Pages:
         """See the top of the file."""
-        indices = pinned(pages.kv_indices, self._device)
         return replace(
             pages,
             kv_indptr=pinned(pages.kv_indptr, self._device),
-            kv_indices=indices.to(self._device, non_blocking=True),
+            kv_indices=sent(pages.kv_indices, self._device),
             last_page_len=pinned(pages.last_page_len, self._device),
         )
 

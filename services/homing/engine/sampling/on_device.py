@@ -6,7 +6,9 @@ the batch: a seed would mean nothing. Where no top-k and top-p is asked for, tok
 `Sampler`, but for what rounding moves; with them the order of the candidates, and so the token of a
 seed, is another.
 
-What changes single rows, penalties and grammars, is computed on the CPU as in `Sampler`.
+What changes single rows, penalties and grammars, is computed on the CPU as in `Sampler`. Without
+those, only the copy of the tokens waits for the logits: parameters are sent, and kernels queued,
+while the step is still computed.
 
 Written for flashinfer-python 0.5.3 to 0.7.4 (https://docs.flashinfer.ai/api/sampling.html); not yet
 verified on hardware.
@@ -25,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from homing.engine.async_copies import sent
 from homing.engine.models import ModelShape
 from homing.engine.request import Request
 from homing.engine.sampling.adjust import changed, changes_logits
@@ -53,7 +56,8 @@ class FlashInferSampler(Sampler):
         tokens = logits.argmax(-1)
         noisy = [row for row, request in enumerate(requests) if not request.greedy]
         if noisy:
-            tokens[noisy] = self._draw(logits[noisy], [requests[row] for row in noisy])
+            rows = sent(torch.tensor(noisy), logits.device)
+            tokens[rows] = self._draw(logits[rows], [requests[row] for row in noisy])
         return tokens.cpu().numpy()
 
     def _draw(self, logits: Tensor, requests: Sequence[Request]) -> Tensor:
@@ -83,14 +87,15 @@ def _cut(
     probs: Tensor, renormalize: Callable[..., Tensor], rows: list[int], limits: Tensor
 ) -> None:
     if rows:
-        probs[rows] = renormalize(probs[rows], limits.to(probs.device))
+        index = sent(torch.tensor(rows), probs.device)
+        probs[index] = renormalize(probs[index], sent(limits, probs.device))
 
 
 def invert(probs: Tensor, noise: NDArray[np.float64]) -> Tensor:
     """For each row of `probs` [rows, vocab], which need not sum to 1, the token whose share of the
     total holds its number of `noise`, in [0, 1). Sums are fp64: their order does not matter."""
     cumulative = probs.cumsum(-1, dtype=torch.float64)
-    target = torch.from_numpy(noise).to(probs.device)[:, None] * cumulative[:, -1:]
+    target = sent(torch.from_numpy(noise), probs.device)[:, None] * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, target, right=True)
     last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
     return torch.minimum(tokens, last).squeeze(-1)
@@ -109,4 +114,4 @@ def _adjusted(logits: Tensor, requests: Sequence[Request]) -> Tensor:
 
 def _column(values: list[float], like: Tensor) -> Tensor:
     """[rows, 1]."""
-    return torch.tensor(values, dtype=torch.float32, device=like.device)[:, None]
+    return sent(torch.tensor(values, dtype=torch.float32), like.device)[:, None]
