@@ -24,6 +24,9 @@ from homing.engine.models.quantization import quantization_of
 from homing.engine.weights import DTYPES, ModelFiles, default_cache_dir, resolve_model
 
 BACKENDS = ("torch", "c")
+EMULATED = "c, avx512_bf16"
+"""The C kernels as on a CPU with AVX-512 and its bf16 instructions, which are emulated: slow."""
+EXTRA_FLAGS = {"c": (), EMULATED: ("-DEMULATE_AVX512", "-O1")}
 CACHE_DIR = default_cache_dir(
     os.environ
 )  # shared with real use: converting and building take a while
@@ -46,7 +49,7 @@ def load_backend(
         if backend == "torch":
             return TorchDecoder(config, checkpoint, shape, lambda layer: None, formats)
         try:
-            library = load_library(CACHE_DIR)
+            library = load_library(CACHE_DIR, extra_flags=EXTRA_FLAGS[backend])
         except NoCompiler as error:
             pytest.skip(str(error))
         packed = PackedWeights.of(checkpoint, lambda layer: None, formats)

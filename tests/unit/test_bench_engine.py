@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def test_it_measures_every_batch_and_prompt(
     ]
     assert all(r["ms_per_step_min"] > 0 and r["tokens_per_s"] > 0 for r in results)
     assert report["limits"] == {"read_gb_per_s": 10.0, "gflop_per_s": 100.0}
+    assert (report["kernels"] is None) == (report["backend"] != "CDecoder")
 
 
 def test_a_decode_step_reads_weights_once_and_the_context_of_each_request() -> None:
@@ -52,6 +54,11 @@ def test_a_decode_step_reads_weights_once_and_the_context_of_each_request() -> N
     assert COST.read_bytes(run) == 1100 * 2 + 3 * 10 * kv_bytes_per_token
     attention = 2 * 2 * 4 * 8  # scores and values, layers, heads, head_dim
     assert COST.flop(run) == 2 * 3 * (1100 + 10 * attention)
+
+
+def test_products_of_pairs_count_half() -> None:
+    run = Run("decode", batch=1, rows=1, context_tokens=0, seconds=[])
+    assert replace(COST, in_pairs=True).flop(run) == COST.flop(run) / 2
 
 
 def test_a_prefill_computes_the_head_once_and_attends_to_half_of_the_context() -> None:

@@ -1,4 +1,4 @@
-"""Each supported family agrees with transformers, on both backends."""
+"""Each supported family agrees with transformers, on every backend."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.backends import BACKENDS, Oracle, load_backend
+from tests.support.backends import BACKENDS, EMULATED, Oracle, load_backend
 from tests.support.batches import Driver
 from tests.support.tiny_models import make_tiny_model, random_tokens
 
@@ -23,7 +23,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, EMULATED])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fp32_logits_equal_those_of_transformers(
     checkpoints: Path, family: str, backend: str
@@ -37,7 +37,7 @@ def test_fp32_logits_equal_those_of_transformers(
         )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, EMULATED])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fp32_greedy_tokens_equal_generate(checkpoints: Path, family: str, backend: str) -> None:
     model = load_backend(checkpoints / family, backend)
@@ -47,7 +47,7 @@ def test_fp32_greedy_tokens_equal_generate(checkpoints: Path, family: str, backe
         assert Driver(model).greedy(prompt, 16) == oracle.greedy(prompt, 16)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, EMULATED])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bf16_log_probs_stay_near_fp32(checkpoints: Path, family: str, backend: str) -> None:
     """Weights of 8 bits of mantissa, logits of spread 3: a mean distance of a few hundredths."""
@@ -58,18 +58,20 @@ def test_bf16_log_probs_stay_near_fp32(checkpoints: Path, family: str, backend: 
     assert (ours - truth).abs().mean() < 0.05
 
 
+@pytest.mark.parametrize("backend", ["c", EMULATED])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_c_kernels_agree_with_the_torch_reference_in_bf16(
-    checkpoints: Path, family: str
+    checkpoints: Path, family: str, backend: str
 ) -> None:
-    """The same rounding of weights and cache in both; a key on the border may round either way."""
+    """The same rounding of weights and cache in both; a key on the border may round either way.
+    Where the CPU multiplies bf16, activations are rounded, too."""
     tokens = random_tokens(130)
-    torch_logits, c_logits = (
-        Driver(load_backend(checkpoints / family, backend, dtype="bf16")).step({0: tokens})
-        for backend in BACKENDS
-    )
-    torch.testing.assert_close(c_logits, torch_logits, atol=0.1, rtol=0)
-    assert (c_logits - torch_logits).abs().mean() < 2e-3
+    model = load_backend(checkpoints / family, backend, dtype="bf16")
+    reference = load_backend(checkpoints / family, "torch", dtype="bf16")
+    distance = (Driver(model).step({0: tokens}) - Driver(reference).step({0: tokens})).abs()
+    rounds_activations = getattr(model, "instructions", "").endswith("bf16")
+    assert distance.max() < (0.3 if rounds_activations else 0.1)
+    assert distance.mean() < (0.03 if rounds_activations else 2e-3)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,4 +1,4 @@
-"""Rounded weights and KV caches: both backends agree, a row's bits depend on the row alone, and
+"""Rounded weights and KV caches: backends agree, a row's bits depend on the row alone, and
 updates round, too."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from homing.engine.kv_cache import KVCache, block_bytes, read_slots, write_slots
 from homing.engine.models import Model
 from homing.params import SamplingParams
-from tests.support.backends import BACKENDS, load_backend
+from tests.support.backends import BACKENDS, EMULATED, load_backend
 from tests.support.batches import Driver
 from tests.support.engine_run import run, small_engine
 from tests.support.tiny_models import make_tiny_model, random_tokens
@@ -43,7 +43,7 @@ def precision(request: pytest.FixtureRequest) -> dict[str, Any]:
     return request.param
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=(*BACKENDS, EMULATED))
 def backend(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -102,14 +102,15 @@ def test_preemptions_and_prefix_hits_change_no_answer(
     assert answers(num_blocks=18, batch=4) == answers(num_blocks=100, batch=1)
 
 
+@pytest.mark.parametrize("kernels", ["c", EMULATED])
 def test_the_c_kernels_agree_with_the_torch_reference(
-    directories: list[Path], precision: dict[str, Any]
+    directories: list[Path], kernels: str, precision: dict[str, Any]
 ) -> None:
     """C rounds activations to 16 bits where weights are integers, and a number of the cache that
     lies on a border may be rounded either way."""
     expected, logits = (
         Driver(load_backend(directories[0], backend, **precision)).step({0: tokens()[:150]})
-        for backend in BACKENDS
+        for backend in ("torch", kernels)
     )
     assert (logits - expected).abs().mean() < (5e-3 if "dtype" in precision else 5e-4)
     assert (logits - expected).abs().max() < 0.2

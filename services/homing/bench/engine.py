@@ -25,6 +25,7 @@ from torch import Tensor
 from homing.engine.batch import Batch
 from homing.engine.config import AttentionBackend
 from homing.engine.devices import Machine, choose_device
+from homing.engine.kernels.decoder import CDecoder
 from homing.engine.kv_cache import KVCache, block_bytes, write_slots
 from homing.engine.models import Model, ModelShape
 from homing.engine.models.quantization import Quantization, quantization_of
@@ -103,14 +104,15 @@ class Run:
 class StepCost:
     """What a step must read and compute at least.
 
-    Products with weights of whole numbers count half: a CPU multiplies 16-bit integers, which they
-    are computed with, at twice the rate of fp32.
+    Products of pairs of 16-bit numbers count half: a CPU that has them multiplies twice as many as
+    in fp32. Weights of whole numbers are multiplied so, and bf16 where the CPU can.
     """
 
     shape: ModelShape
     layer_weights: int  # numbers in the matrices of all layers
     head_weights: int
     quantization: Quantization | None = None
+    in_pairs: bool = False
 
     @classmethod
     def of(cls, model: Model, quantization: Quantization | None = None) -> StepCost:
@@ -121,7 +123,11 @@ class StepCost:
         }
         embedding = sizes.pop("model.embed_tokens.weight")
         head = sizes.pop("lm_head.weight", embedding)
-        return cls(model.shape, sum(sizes.values()), head, quantization)
+        if quantization is not None:
+            in_pairs = quantization.layers.is_integer
+        else:
+            in_pairs = model.shape.dtype == torch.bfloat16 and "bf16" in (kernels(model) or "")
+        return cls(model.shape, sum(sizes.values()), head, quantization, in_pairs)
 
     @property
     def weight_bytes(self) -> int:
@@ -138,7 +144,7 @@ class StepCost:
     def flop(self, run: Run) -> int:
         """The head computes one row a request; a prefill row attends to half of the context."""
         products = self.layer_weights * run.rows + self.head_weights * run.batch
-        if self.quantization and self.quantization.layers.is_integer:
+        if self.in_pairs:
             products //= 2
         attended = run.context_tokens if run.kind == "decode" else run.context_tokens // 2
         per_token = 2 * self.shape.num_layers * self.shape.num_heads * self.shape.head_dim
@@ -196,9 +202,15 @@ def run(config: EngineBenchConfig) -> dict[str, object]:
         "device": str(device),
         "num_threads": config.num_threads,
         "backend": type(model).__name__,
+        "kernels": kernels(model),
         "limits": asdict(limits),
         "results": results,
     }
+
+
+def kernels(model: Model) -> str | None:
+    """The instructions that our C kernels were compiled for; None where they do not run."""
+    return model.instructions if isinstance(model, CDecoder) else None
 
 
 def measure_limits(shape: ModelShape) -> Limits:

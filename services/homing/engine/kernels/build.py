@@ -31,15 +31,20 @@ class NoCompiler(Exception):
     """There is no C compiler here, or it cannot build our source; the text says which and why."""
 
 
-def load_library(cache_dir: Path, *, compilers: tuple[str, ...] = COMPILERS) -> ctypes.CDLL:
+def load_library(
+    cache_dir: Path,
+    *,
+    compilers: tuple[str, ...] = COMPILERS,
+    extra_flags: tuple[str, ...] = (),
+) -> ctypes.CDLL:
     """The compiled kernels, from `cache_dir` or built into it. Raises NoCompiler.
 
     Load after torch: both then use the OpenMP runtime, and so the threads, that torch brought.
     """
-    directory = cache_dir / "kernels" / _build_key()
+    directory = cache_dir / "kernels" / _build_key(extra_flags)
 
     def compile_into(target: Path) -> None:
-        _compile(target / LIBRARY, compilers)
+        compile_source(SOURCE_DIR / MAIN_SOURCE, target / LIBRARY, compilers, extra_flags)
 
     try:
         return ctypes.CDLL(str(build_once(directory, compile_into) / LIBRARY))
@@ -47,24 +52,29 @@ def load_library(cache_dir: Path, *, compilers: tuple[str, ...] = COMPILERS) -> 
         raise NoCompiler(f"cannot use {directory}: {error}") from None
 
 
-def _compile(library: Path, compilers: tuple[str, ...]) -> None:
+def compile_source(
+    source: Path,
+    target: Path,
+    compilers: tuple[str, ...] = COMPILERS,
+    extra_flags: tuple[str, ...] = (),
+) -> None:
+    """Raises NoCompiler."""
     compiler = next(filter(None, map(shutil.which, compilers)), None)
     if compiler is None:
         raise NoCompiler(f"none of {', '.join(compilers)} is installed")
-    source = str(SOURCE_DIR / MAIN_SOURCE)
-    command = [compiler, *FLAGS, source, "-o", str(library), "-lm"]
+    command = [compiler, *FLAGS, *extra_flags, str(source), "-o", str(target), "-lm"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         reason = (result.stderr.strip().splitlines() or ["no message"])[0]
         raise NoCompiler(f"{compiler} cannot build the kernels: {reason}")
 
 
-def _build_key() -> str:
+def _build_key(extra_flags: tuple[str, ...]) -> str:
     """Differs wherever the library would: by source, flags, and what this CPU can do."""
     digest = hashlib.blake2b(digest_size=16)
     for source in sorted(SOURCE_DIR.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
-    digest.update("\0".join((*FLAGS, platform.machine(), _cpu_features())).encode())
+    digest.update("\0".join((*FLAGS, *extra_flags, platform.machine(), _cpu_features())).encode())
     return digest.hexdigest()
 
 

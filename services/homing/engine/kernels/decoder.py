@@ -56,6 +56,9 @@ class CDecoder:
     ) -> None:
         self.shape = shape
         self.parameter_shapes: Mapping[str, tuple[int, ...]] = parameter_shapes(config)
+        library.instructions.restype = ctypes.c_char_p
+        self.instructions: str = library.instructions().decode()
+        """What the kernels were compiled for: avx2, avx512_bf16, ..."""
         self._library = library
         self._config = config
         self._weights = weights

@@ -245,6 +245,9 @@ static void plan_step(Worker *k) {
   }
 }
 
+// What this was compiled for.
+const char *instructions(void) { return HAS_DOT_BF16 ? INSTRUCTIONS "_bf16" : INSTRUCTIONS; }
+
 // One step. Not reentrant for one workspace; different workspaces are independent.
 void run_step(const Model *model, const Step *step, Workspace *workspace, int threads) {
   grow_workspace(workspace, model, step->rows, threads);

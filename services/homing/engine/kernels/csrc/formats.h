@@ -28,7 +28,9 @@ INLINE float power_of_two(int exponent) {
   return f;
 }
 INLINE vf load_fp16(const void *p) {
-#if LANES == 8 && defined(__F16C__)
+#if defined(__AVX512BW__)
+  return (vf)_mm512_cvtph_ps(_mm256_loadu_si256(p));
+#elif LANES == 8 && defined(__F16C__)
   return (vf)_mm256_cvtph_ps(_mm_loadu_si128(p));
 #else
   int16_t half __attribute__((vector_size(2 * LANES)));
@@ -38,7 +40,9 @@ INLINE vf load_fp16(const void *p) {
 #endif
 }
 INLINE vi load_int8(const void *p) {
-#if LANES == 8  // GCC 12 converts in several steps
+#if defined(__AVX512BW__)  // GCC 12 converts in several steps
+  return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128(p));
+#elif LANES == 8
   return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64(p));
 #else
   int8_t bytes __attribute__((vector_size(LANES)));

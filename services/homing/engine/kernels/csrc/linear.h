@@ -1,18 +1,20 @@
 // y[m][n] = sum_k a[m][k] * w[n][k], with weights packed in panels of PANEL output columns:
 //
 //   FP32, FP16, FP8   [k][PANEL]
-//   BF16              [k / 2][PANEL][2]   a pair is one 32-bit word, unpacked by a shift and a mask
+//   BF16              [k / 2][PANEL][2]   a pair is one 32-bit word
 //   INT8, INT4        [k / 2][PANEL][2]   see linear_int.h, which multiplies these
 //
-// Activations and sums are fp32. Each output has one accumulator and k ascends, so the bits of a
-// row depend on nothing but the row: not on how many rows there are, nor on how rows, panels and
-// threads are cut.
+// Activations and sums are fp32. Where the CPU multiplies pairs of bf16 (HAS_DOT_BF16), activations
+// that meet weights in bf16 are rounded to it, too. Each output has one accumulator and k ascends,
+// so the bits of a row depend on nothing but the row: not on how many rows there are, nor on how
+// rows, panels and threads are cut.
 #pragma once
+#include "dot.h"
 #include "formats.h"
 
 #define PANEL 16
 #define PANEL_VECTORS (PANEL / LANES)
-#define MAX_TILE_ROWS 6
+#define MAX_TILE_ROWS (LANES == 16 ? 12 : 6)
 #define MAX_TILE_PANELS 4
 #define TILE_FLOATS (MAX_TILE_ROWS * MAX_TILE_PANELS * PANEL)
 // How far ahead weights are asked for: the hardware's own prefetch ends at each page. Where weights
@@ -88,78 +90,126 @@ INLINE void load_column(const enum dtype dtype, const char *column, int odd, vf 
   }
 }
 
-// The micro-kernel, the one place to specialise for a CPU with bf16 or matrix instructions:
-// tile[panel][row][PANEL] = `rows` rows of a, times `panels` neighbouring panels of `bytes` each.
-// Both counts and the dtype are constants where it is inlined.
-INLINE void multiply(const int rows, const int panels, const enum dtype dtype, const float *a,
+INLINE int columns_of_step(const enum dtype dtype) { return dtype == BF16 ? 2 : 1; }
+
+typedef vf Sums[MAX_TILE_ROWS][PANEL_VECTORS];  // of a panel
+
+// One step: a column, or two in BF16, of each of `panels` panels, `bytes` apart, times the same
+// inputs, at `x`, of each row.
+INLINE void add_columns(const int rows, const int panels, const enum dtype dtype,
+                        const char *column, size_t bytes, const char *x, size_t stride, Sums *sum) {
+#pragma GCC unroll 2
+  for (int odd = 0; odd < columns_of_step(dtype); odd++) {
+    vf weight[MAX_TILE_PANELS][PANEL_VECTORS];
+    // Hides that both halves of a pair are loaded from one place: reading it twice is cheaper
+    // than the registers that keeping it costs (99 against 68 GFLOP/s with 6 rows, AVX2).
+    if (dtype == BF16) __asm__("" : "+r"(column));
+#pragma GCC unroll 4
+    for (int p = 0; p < panels; p++) load_column(dtype, column + p * bytes, odd, weight[p]);
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+      for (int p = 0; p < panels; p++)
+        add_products(sum[p][r], (const float *)(x + r * stride) + odd, weight[p]);
+  }
+}
+
+// The same of panels of BF16 and rows of bf16.
+INLINE void add_pairs(const int rows, const int panels, const char *column, size_t bytes,
+                      const char *x, size_t stride, Sums *sum) {
+  vu weight[MAX_TILE_PANELS][PANEL_VECTORS];
+#pragma GCC unroll 4
+  for (int p = 0; p < panels; p++) memcpy(weight[p], column + p * bytes, sizeof weight[p]);
+#pragma GCC unroll 12
+  for (int r = 0; r < rows; r++) {
+    uint32_t pair;
+    memcpy(&pair, x + r * stride, sizeof pair);
+#pragma GCC unroll 4
+    for (int p = 0; p < panels; p++)
+#pragma GCC unroll 4
+      for (int v = 0; v < PANEL_VECTORS; v++)
+        sum[p][r][v] = dot_bf16(sum[p][r][v], weight[p][v], pair);
+  }
+}
+
+// Of a tile's panels, how many a step works on at a time. Weights of several do not fit into 16
+// registers. Into 32 they do; and panel by panel GCC would keep each row's input for the next,
+// and spill.
+INLINE int panels_at_once(int panels) { return LANES == 16 ? panels : 1; }
+
+// The micro-kernel, the one place to specialise for a CPU with matrix instructions:
+// tile[panel][row][PANEL] = `rows` rows of a, `stride` bytes apart, times `panels` neighbouring
+// panels of `bytes` each. Both counts and the dtype are constants where it is inlined.
+INLINE void multiply(const int rows, const int panels, const enum dtype dtype, const char *a,
                      size_t stride, const char *w, int k, float *tile, Ahead ahead) {
-  const int step = dtype == BF16 ? 2 : 1;
+  const int step = columns_of_step(dtype), at_once = panels_at_once(panels);
+  const int is_paired = HAS_DOT_BF16 && dtype == BF16;
   const size_t column_bytes = PANEL * weight_bits(dtype) / 8, bytes = k * column_bytes;
-  vf sum[MAX_TILE_PANELS][MAX_TILE_ROWS][PANEL_VECTORS];
+  const size_t number_bytes = is_paired ? sizeof(bf16) : sizeof(float);
+  Sums sum[MAX_TILE_PANELS];
 #pragma GCC unroll 4
   for (int p = 0; p < panels; p++)
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
       for (int v = 0; v < PANEL_VECTORS; v++) sum[p][r][v] = splat(0.f);
   for (int i = 0; i < k; i += step, ahead.line += ahead.step) {
+    const char *column = w + i * column_bytes, *x = a + i * number_bytes;
 #pragma GCC unroll 4
-    for (int p = 0; p < panels; p++) {
-      const char *column = w + p * bytes + i * column_bytes;
-      __builtin_prefetch(ahead.line + p * bytes);
-#pragma GCC unroll 2
-      for (int odd = 0; odd < step; odd++) {
-        vf weight[PANEL_VECTORS];
-        // Hides that both halves of a pair are loaded from one place: reading it twice is cheaper
-        // than the registers that keeping it costs (99 against 68 GFLOP/s with 6 rows, AVX2).
-        if (dtype == BF16) __asm__("" : "+r"(column));
-        load_column(dtype, column, odd, weight);
-#pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) add_products(sum[p][r], a + r * stride + i + odd, weight);
-      }
-    }
+    for (int p = 0; p < panels; p++) __builtin_prefetch(ahead.line + p * bytes);
+#pragma GCC unroll 4
+    for (int p = 0; p < panels; p += at_once, column += at_once * bytes)
+      if (is_paired) add_pairs(rows, at_once, column, bytes, x, stride, sum + p);
+      else add_columns(rows, at_once, dtype, column, bytes, x, stride, sum + p);
   }
 #pragma GCC unroll 4
   for (int p = 0; p < panels; p++)
-#pragma GCC unroll 6
+#pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
       for (int v = 0; v < PANEL_VECTORS; v++)
         store(tile + (p * rows + r) * PANEL + v * LANES, sum[p][r][v]);
 }
 
-// Few rows take several panels at once, to have enough sums in flight to hide the FMA's latency;
-// more than half of the registers as sums made GCC spill.
-INLINE int panels_of_registers(int rows, int registers, int vectors) {
-  int panels = registers / 2 / (rows * vectors);
-  return panels < 1 ? 1 : panels > MAX_TILE_PANELS ? MAX_TILE_PANELS : panels;
-}
+// The tiles that there are. Few rows take several panels at once, to have enough sums in flight to
+// hide the latency of adding.
+#define IS_TILE(ROWS, PANELS)  \
+  ((ROWS) <= MAX_TILE_ROWS && \
+   ((PANELS) == 1 || (ROWS) * (PANELS) * PANEL_VECTORS <= SUM_REGISTERS))
 INLINE int panels_per_tile(int rows) {
-  return panels_of_registers(rows, VECTOR_REGISTERS, PANEL_VECTORS);
+  int panels = MAX_TILE_PANELS;
+  while (!IS_TILE(rows, panels)) panels--;
+  return panels;
 }
 
-#define TILE(ROWS, PANELS)                                              \
-  case (ROWS) * 8 + (PANELS):                                           \
-    if ((PANELS) <= panels_per_tile(ROWS))                              \
-      multiply(ROWS, PANELS, dtype, a, stride, w, k, tile, ahead);      \
+// switch (tile_number(rows, panels)) { TILES(MULTIPLY) } calls MULTIPLY with constants.
+INLINE int tile_number(int rows, int panels) { return rows * 8 + panels; }
+#define TILE(ROWS, PANELS, MULTIPLY)                   \
+  case (ROWS) * 8 + (PANELS):                          \
+    if (IS_TILE(ROWS, PANELS)) MULTIPLY(ROWS, PANELS); \
     break;
-#define TILES(ROWS) TILE(ROWS, 1) TILE(ROWS, 2) TILE(ROWS, 3) TILE(ROWS, 4)
+#define ROW_TILES(ROWS, MULTIPLY)                 \
+  TILE(ROWS, 1, MULTIPLY) TILE(ROWS, 2, MULTIPLY) \
+  TILE(ROWS, 3, MULTIPLY) TILE(ROWS, 4, MULTIPLY)
+#define TILES(MULTIPLY)                                                \
+  ROW_TILES(1, MULTIPLY) ROW_TILES(2, MULTIPLY) ROW_TILES(3, MULTIPLY) \
+  ROW_TILES(4, MULTIPLY) ROW_TILES(5, MULTIPLY) ROW_TILES(6, MULTIPLY) \
+  ROW_TILES(7, MULTIPLY) ROW_TILES(8, MULTIPLY) ROW_TILES(9, MULTIPLY) \
+  ROW_TILES(10, MULTIPLY) ROW_TILES(11, MULTIPLY) ROW_TILES(12, MULTIPLY)
 
-INLINE void multiply_any(int rows, int panels, const enum dtype dtype, const float *a,
-                         size_t stride, const char *w, int k, float *tile, Ahead ahead) {
-  switch (rows * 8 + panels) { TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6) }
-}
-typedef void Multiply(int rows, int panels, const float *a, size_t stride, const char *w, int k,
+typedef void Multiply(int rows, int panels, const char *a, size_t stride, const char *w, int k,
                       float *tile, Ahead ahead);
-#define MULTIPLY(NAME, DTYPE)                                                                \
-  static void NAME(int rows, int panels, const float *a, size_t stride, const char *w, int k, \
+#define MULTIPLY(ROWS, PANELS) multiply(ROWS, PANELS, dtype, a, stride, w, k, tile, ahead)
+#define MULTIPLY_OF(NAME, DTYPE)                                                             \
+  static void NAME(int rows, int panels, const char *a, size_t stride, const char *w, int k, \
                    float *tile, Ahead ahead) {                                               \
-    multiply_any(rows, panels, DTYPE, a, stride, w, k, tile, ahead);                         \
+    const enum dtype dtype = DTYPE;                                                          \
+    switch (tile_number(rows, panels)) { TILES(MULTIPLY) }                                   \
   }
-MULTIPLY(multiply_fp32, FP32)
-MULTIPLY(multiply_bf16, BF16)
-MULTIPLY(multiply_fp16, FP16)
-MULTIPLY(multiply_fp8, FP8)
+MULTIPLY_OF(multiply_fp32, FP32)
+MULTIPLY_OF(multiply_bf16, BF16)
+MULTIPLY_OF(multiply_fp16, FP16)
+MULTIPLY_OF(multiply_fp8, FP8)
 static Multiply *const multiply_of_dtype[] = {
     [FP32] = multiply_fp32, [BF16] = multiply_bf16, [FP16] = multiply_fp16, [FP8] = multiply_fp8};
 
@@ -201,12 +251,21 @@ INLINE void cut(int n, int part, int parts, int *begin, int *end) {
   *end = (int)((int64_t)n * (part + 1) / parts);
 }
 
-// Rows of activations, in fp32, or as integers of 16 bits and what to multiply them by.
+// Rows of activations, in fp32, in bf16, or as integers of 16 bits and what to multiply them by.
 typedef struct {
-  const void *rows;  // [rows][stride]
-  size_t stride;
+  const char *rows;
+  size_t stride;        // bytes from row to row
   const float *scales;  // [rows], or NULL
 } Activations;
+
+static Activations to_bf16_rows(const float *a, int rows, int k, void *scratch) {
+  bf16 *numbers = scratch;
+  for (size_t i = 0; i < (size_t)rows * k; i += LANES) {
+    vh rounded = round_bf16(load(a + i));
+    memcpy(numbers + i, &rounded, sizeof rounded);
+  }
+  return (Activations){scratch, k * sizeof(bf16), NULL};
+}
 
 // tile[panel][row][PANEL] *= the weights' scales, one an output.
 static void scale_columns(const Linear *l, int panel, int panels, int rows, float *tile) {
@@ -227,7 +286,7 @@ static void multiply_tile(const Linear *l, Activations a, int row, int rows, int
     multiply_integers(l, a, row, rows, panel, panels, tile, ahead);
     return;
   }
-  const float *x = (const float *)a.rows + row * a.stride;
+  const char *x = a.rows + row * a.stride;
   if (copy) multiply_fp32(rows, 1, x, a.stride, (const char *)copy, l->k, tile, ahead);
   else
     multiply_of_dtype[l->dtype](rows, panels, x, a.stride, panel_at(l, panel), l->k, tile, ahead);
@@ -246,17 +305,17 @@ static void multiply_panels(const Linear *linear, Activations a, int rows, int b
   float tile[TILE_FLOATS] __attribute__((aligned(64)));
   size_t bytes = panel_bytes(linear), step = step_bytes(linear->dtype);
   int tiles = (rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
-  int most = tiles > 1 ? 1 : a.scales ? int_panels_per_tile(rows) : panels_per_tile(rows), panels;
+  int unpack = linear->dtype == FP8 && tiles > 1;  // one panel at a time
+  int most = unpack ? 1 : panels_per_tile((rows + tiles - 1) / tiles), panels;
   for (int panel = begin; panel < end; panel += panels) {
     const char *w = panel_at(linear, panel);
     panels = end - panel < most ? end - panel : most;
-    int unpack = linear->dtype == FP8 && tiles > 1;
     const float *copy = unpack ? unpacked_panel(linear, panel, scratch) : NULL;
     for (int i = 0; i < tiles; i++) {  // of nearly equal height
       int row = rows * i / tiles, height = rows * (i + 1) / tiles - row;
-      // One tile: some way ahead in each panel. Several: each a share of the next panel.
+      // One tile: some way ahead in each panel. Several: each a share of the next panels.
       Ahead ahead = tiles == 1 ? (Ahead){w + PREFETCH_BYTES, step}
-                               : (Ahead){w + bytes + bytes * i / tiles, step / tiles};
+                               : (Ahead){w + panels * bytes + bytes * i / tiles, step / tiles};
       multiply_tile(linear, a, row, height, panel, panels, copy, tile, ahead);
       for (int p = 0; p < panels; p++)
         finish_tile(linear, e, row, height, panel + p, tile + p * height * PANEL);
@@ -269,8 +328,8 @@ INLINE int rows_of_chunk(int k) {
   int rows = L2_FLOATS / k / MAX_TILE_ROWS * MAX_TILE_ROWS;
   return rows < 4 * MAX_TILE_ROWS ? 4 * MAX_TILE_ROWS : rows;
 }
-// Bytes of scratch memory that `apply_linear` takes for inputs of up to `k` numbers: a chunk as
-// 16-bit integers with its scales, or a panel in fp32.
+// Bytes of scratch memory that `apply_linear` takes for inputs of up to `k` numbers: a chunk in 16
+// bits a number, with scales of its rows, or a panel in fp32.
 INLINE size_t linear_scratch_bytes(int k) {
   size_t chunk = (size_t)4 * MAX_TILE_ROWS * k, panel = sizeof(float) * PANEL * k;
   size_t integers = sizeof(int16_t) * (chunk > L2_FLOATS ? chunk : L2_FLOATS);
@@ -285,8 +344,9 @@ static void apply_linear(const Linear *linear, const float *a, int rows, Epilogu
   cut((linear->n + PANEL - 1) / PANEL, thread, num_threads, &begin, &end);
   for (int first = 0; first < rows; first += chunk, a += (size_t)chunk * k) {
     int count = rows - first < chunk ? rows - first : chunk;
-    Activations x = {a, k, NULL};
+    Activations x = {(const char *)a, k * sizeof(float), NULL};
     if (linear->dtype >= INT8) x = to_int16(a, count, k, scratch);
+    if (linear->dtype == BF16 && HAS_DOT_BF16) x = to_bf16_rows(a, count, k, scratch);
     Epilogue part = {e.kind, e.out + first * e.out_stride, e.out_stride};
     multiply_panels(linear, x, count, begin, end, part, scratch);
   }

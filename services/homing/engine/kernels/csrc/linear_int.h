@@ -10,28 +10,16 @@
 //   INT8   [k / 2][PANEL][2] bytes
 //   INT4   [k / 2][PANEL] bytes; byte i holds number i of the pairs of the first PANEL / 2 outputs
 //          in its low half, and that of the others in its high half
-//
-// 256 bits wide on AVX-512 machines, too: wider code could not be run where this was written.
 #pragma once
+#include "dot.h"
 #include "formats.h"
 
-#if defined(__AVX2__)
-#define INT_LANES 8
-#else
-#define INT_LANES 4
-#endif
-#define INT_VECTORS (PANEL / INT_LANES)  // of a panel
-#define INT_REGISTERS 16
-
-typedef int32_t vsum __attribute__((vector_size(4 * INT_LANES)));
-typedef int16_t vpair __attribute__((vector_size(4 * INT_LANES)));
-typedef int8_t vbyte __attribute__((vector_size(2 * INT_LANES)));
-typedef float vtile __attribute__((vector_size(4 * INT_LANES)));
-typedef uint16_t vscale __attribute__((vector_size(2 * INT_LANES)));
-typedef uint32_t vbits __attribute__((vector_size(4 * INT_LANES)));
+typedef int8_t vbyte __attribute__((vector_size(2 * LANES)));
 
 INLINE vpair load_bytes(const char *p) {
-#if defined(__AVX2__)
+#if defined(__AVX512BW__)  // GCC 12 converts in several steps
+  return (vpair)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const void *)p));
+#elif LANES == 8
   return (vpair)_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)p));
 #else
   vbyte bytes;
@@ -40,51 +28,77 @@ INLINE vpair load_bytes(const char *p) {
 #endif
 }
 
+#if LANES == 16
+// A panel of INT4: each byte twice, shifted up so that its low or high half is left, and back.
+INLINE vpair load_int4(const char *p) {
+  static const int16_t up[2 * LANES] = {[0 ... LANES - 1] = 12, [LANES ... 2 * LANES - 1] = 8};
+  vpair shifts;
+  memcpy(&shifts, up, sizeof shifts);
+#if defined(__AVX512BW__)
+  __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)p));
+  vpair bytes = (vpair)_mm512_cvtepi8_epi16(twice);
+#else
+  vbyte twice;
+  memcpy(&twice, p, LANES);
+  memcpy((char *)&twice + LANES, p, LANES);
+  vpair bytes = __builtin_convertvector(twice, vpair);
+#endif
+  return bytes << shifts >> 12;
+}
+#endif
+
 // One pair of inputs of every output of a panel.
 INLINE void load_pairs(const enum dtype dtype, const char *p, vpair *weight) {
   if (dtype == INT8) {
 #pragma GCC unroll 4
-    for (int v = 0; v < INT_VECTORS; v++) weight[v] = load_bytes(p + v * sizeof(vbyte));
+    for (int v = 0; v < PANEL_VECTORS; v++) weight[v] = load_bytes(p + v * sizeof(vbyte));
     return;
   }
+#if LANES == 16
+  weight[0] = load_int4(p);
+#else
 #pragma GCC unroll 2
-  for (int v = 0; v < INT_VECTORS / 2; v++) {
+  for (int v = 0; v < PANEL_VECTORS / 2; v++) {
     vpair both = load_bytes(p + v * sizeof(vbyte));
     weight[v] = both << 12 >> 12;
-    weight[v + INT_VECTORS / 2] = both >> 4;
+    weight[v + PANEL_VECTORS / 2] = both >> 4;
   }
-}
-
-// Products of pairs, summed in each.
-INLINE vsum dot_pairs(vpair weight, int32_t pair) {
-#if defined(__AVX2__)
-  return (vsum)_mm256_madd_epi16((__m256i)weight, _mm256_set1_epi32(pair));
-#elif defined(__SSE2__)
-  return (vsum)_mm_madd_epi16((__m128i)weight, _mm_set1_epi32(pair));
-#else
-  vsum words = (vsum)weight;
-  return (words << 16 >> 16) * (int16_t)pair + (words >> 16) * (pair >> 16);
 #endif
 }
 
+typedef vi IntSums[MAX_TILE_ROWS][PANEL_VECTORS];  // of a panel
+
+// A pair of inputs of each of `panels` panels, `bytes` apart, times the same inputs of each row.
+INLINE void add_int_pairs(const int rows, const int panels, const enum dtype dtype, const char *w,
+                          size_t bytes, const int16_t *x, size_t stride, IntSums *sum) {
+  vpair weight[MAX_TILE_PANELS][PANEL_VECTORS];
+#pragma GCC unroll 4
+  for (int p = 0; p < panels; p++) load_pairs(dtype, w + p * bytes, weight[p]);
+#pragma GCC unroll 12
+  for (int r = 0; r < rows; r++) {
+    int32_t pair;
+    memcpy(&pair, x + r * stride, sizeof pair);
+#pragma GCC unroll 4
+    for (int p = 0; p < panels; p++)
+#pragma GCC unroll 4
+      for (int v = 0; v < PANEL_VECTORS; v++)
+        sum[p][r][v] = dot_int16(sum[p][r][v], weight[p][v], pair);
+  }
+}
+
 // tile[p][row][PANEL] (+)= sums * the group's scales
-INLINE void add_group(const int rows, const int panels,
-                      vsum sum[MAX_TILE_PANELS][MAX_TILE_ROWS][INT_VECTORS], const bf16 *scales,
+INLINE void add_group(const int rows, const int panels, const IntSums *sum, const bf16 *scales,
                       size_t panel_scales, int is_first, float *tile) {
 #pragma GCC unroll 4
   for (int p = 0; p < panels; p++)
 #pragma GCC unroll 4
-    for (int v = 0; v < INT_VECTORS; v++) {
-      vscale half;
-      memcpy(&half, scales + p * panel_scales + v * INT_LANES, sizeof half);
-      vtile scale = (vtile)(__builtin_convertvector(half, vbits) << 16);
-#pragma GCC unroll 6
+    for (int v = 0; v < PANEL_VECTORS; v++) {
+      vf scale = load_bf16(scales + p * panel_scales + v * LANES);
+#pragma GCC unroll 12
       for (int r = 0; r < rows; r++) {
-        float *to = tile + (p * rows + r) * PANEL + v * INT_LANES;
-        vtile product = __builtin_convertvector(sum[p][r][v], vtile) * scale, old;
-        memcpy(&old, to, sizeof old);
-        if (!is_first) product += old;
-        memcpy(to, &product, sizeof product);
+        float *to = tile + (p * rows + r) * PANEL + v * LANES;
+        vf product = __builtin_convertvector(sum[p][r][v], vf) * scale;
+        store(to, is_first ? product : product + load(to));
       }
     }
 }
@@ -95,46 +109,28 @@ INLINE void multiply_int(const int rows, const int panels, const enum dtype dtyp
   const bf16 *scales = scales_of_panel(l, panel);
   const size_t panel_scales = scales_of_panel(l, panel + 1) - scales;
   const char *w = panel_at(l, panel);
+  const int at_once = panels_at_once(panels);
   for (int begin = 0; begin < l->k; begin += l->group, scales += PANEL) {
     int end = begin + l->group < l->k ? begin + l->group : l->k;
-    vsum sum[MAX_TILE_PANELS][MAX_TILE_ROWS][INT_VECTORS] = {0};
+    IntSums sum[MAX_TILE_PANELS] = {0};
     for (int i = begin; i < end; i += 2, w += pair_bytes, ahead.line += ahead.step) {
 #pragma GCC unroll 4
-      for (int p = 0; p < panels; p++) {
-        vpair weight[INT_VECTORS];
-        __builtin_prefetch(ahead.line + p * bytes);
-        load_pairs(dtype, w + p * bytes, weight);
-#pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) {
-          int32_t pair;
-          memcpy(&pair, a + r * stride + i, sizeof pair);
+      for (int p = 0; p < panels; p++) __builtin_prefetch(ahead.line + p * bytes);
 #pragma GCC unroll 4
-          for (int v = 0; v < INT_VECTORS; v++) sum[p][r][v] += dot_pairs(weight[v], pair);
-        }
-      }
+      for (int p = 0; p < panels; p += at_once)
+        add_int_pairs(rows, at_once, dtype, w + p * bytes, bytes, a + i, stride, sum + p);
     }
     add_group(rows, panels, sum, scales, panel_scales, begin == 0, tile);
   }
 }
 
-INLINE int int_panels_per_tile(int rows) {
-  return panels_of_registers(rows, INT_REGISTERS, INT_VECTORS);
-}
-
-#define INT_TILE(ROWS, PANELS)                                                \
-  case (ROWS) * 8 + (PANELS):                                                 \
-    if ((PANELS) <= int_panels_per_tile(ROWS))                                \
-      multiply_int(ROWS, PANELS, dtype, l, x, a.stride, panel, tile, ahead);  \
-    break;
-#define INT_TILES(ROWS) \
-  INT_TILE(ROWS, 1) INT_TILE(ROWS, 2) INT_TILE(ROWS, 3) INT_TILE(ROWS, 4)
-
+#define MULTIPLY_INT(ROWS, PANELS) \
+  multiply_int(ROWS, PANELS, dtype, l, x, stride, panel, tile, ahead)
 INLINE void multiply_any_int(const enum dtype dtype, const Linear *l, Activations a, int row,
                              int rows, int panel, int panels, float *tile, Ahead ahead) {
-  const int16_t *x = (const int16_t *)a.rows + row * a.stride;
-  switch (rows * 8 + panels) {
-    INT_TILES(1) INT_TILES(2) INT_TILES(3) INT_TILES(4) INT_TILES(5) INT_TILES(6)
-  }
+  const size_t stride = a.stride / sizeof(int16_t);
+  const int16_t *x = (const int16_t *)a.rows + row * stride;
+  switch (tile_number(rows, panels)) { TILES(MULTIPLY_INT) }
 }
 
 static void multiply_integers(const Linear *l, Activations a, int row, int rows, int panel,
@@ -162,5 +158,5 @@ static Activations to_int16(const float *a, int rows, int k, void *scratch) {
       memcpy(numbers + (size_t)r * k + i, &half, sizeof half);
     }
   }
-  return (Activations){numbers, k, scales};
+  return (Activations){(const char *)numbers, k * sizeof *numbers, scales};
 }

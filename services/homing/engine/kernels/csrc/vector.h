@@ -2,6 +2,9 @@
 // AVX-512, AVX2, SSE2 and NEON. Wider types than the target's registers would be lowered to scalar
 // code, hence the width by macro.
 //
+// EMULATE_AVX512, which only tests define, gives the code the shape that it has on a CPU with
+// AVX-512 and its instructions for bf16, and what uses those instructions a body that runs without.
+//
 // Compile with -ffp-contract=off: what is fused is written `fma_v`, so no flag changes a result.
 #pragma once
 #include <math.h>
@@ -13,20 +16,29 @@
 #include <arm_neon.h>
 #endif
 
-#define INLINE static inline __attribute__((always_inline))
-
-#if defined(__AVX512F__)
-#define LANES 16
-#define VECTOR_REGISTERS 32
-#elif defined(__AVX2__)
-#define LANES 8
-#define VECTOR_REGISTERS 16
-#elif defined(__ARM_NEON)
-#define LANES 4
-#define VECTOR_REGISTERS 32
+#if defined(EMULATE_AVX512)
+#define INLINE static inline  // for a build in seconds
 #else
+#define INLINE static inline __attribute__((always_inline))
+#endif
+
+// SUM_REGISTERS: how many vectors of sums GCC keeps beside what is multiplied without spilling.
+#if defined(__AVX512BW__) || defined(EMULATE_AVX512)
+#define INSTRUCTIONS "avx512"
+#define LANES 16
+#define SUM_REGISTERS 24  // of 32
+#elif defined(__AVX2__)
+#define INSTRUCTIONS "avx2"
+#define LANES 8
+#define SUM_REGISTERS 8  // of 16
+#elif defined(__ARM_NEON)
+#define INSTRUCTIONS "neon"
 #define LANES 4
-#define VECTOR_REGISTERS 16
+#define SUM_REGISTERS 16  // of 32
+#else
+#define INSTRUCTIONS "baseline"
+#define LANES 4
+#define SUM_REGISTERS 8  // of 16
 #endif
 
 typedef float vf __attribute__((vector_size(4 * LANES)));
@@ -44,8 +56,11 @@ INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof v); }
 INLINE vf splat(float x) { return x - (vf){0}; }
 
 INLINE vf fma_v(vf a, vf b, vf c) {  // a * b + c, rounded once where the machine can
-#if defined(__AVX512F__)
+#if defined(__AVX512BW__)
   return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(EMULATE_AVX512)
+  for (int i = 0; i < LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return c;
 #elif defined(__AVX2__) && defined(__FMA__)
   return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(__aarch64__)
@@ -67,7 +82,10 @@ INLINE void accumulate(vf *sum, vf a, vf b) {
 
 // ---- bf16: the upper half of an fp32
 INLINE vf load_bf16(const bf16 *p) {
-#if LANES == 8  // GCC 12 makes three instructions of the conversion below
+#if defined(__AVX512BW__)  // GCC 12 makes three instructions of the conversion below
+  __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p));
+  return (vf)_mm512_slli_epi32(words, 16);
+#elif LANES == 8
   return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16);
 #else
   vh v;
@@ -96,11 +114,25 @@ INLINE float sum_lanes(vf v) {
     for (int i = 0; i < width; i++) lane[i] += lane[i + width];
   return lane[0];
 }
+#if defined(__AVX2__)
+INLINE __m256 sum_halves(vf v) {  // where a vector has two
+#if LANES == 8
+  return (__m256)v;
+#elif defined(__AVX512BW__)
+  __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd((__m512d)v, 1));
+  return _mm256_add_ps(_mm512_castps512_ps256((__m512)v), upper);
+#else
+  __m256 half[2];
+  memcpy(half, &v, sizeof v);
+  return _mm256_add_ps(half[0], half[1]);
+#endif
+}
+#endif
 // Sums of the lanes of each of four vectors, always by the same tree.
 INLINE void sum_lanes_of_4(const vf *v, float *out) {
-#if LANES == 8
-  __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps((__m256)v[0], (__m256)v[1]),
-                                _mm256_hadd_ps((__m256)v[2], (__m256)v[3]));
+#if defined(__AVX2__)
+  __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(sum_halves(v[0]), sum_halves(v[1])),
+                                _mm256_hadd_ps(sum_halves(v[2]), sum_halves(v[3])));
   _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
 #else
   for (int i = 0; i < 4; i++) out[i] = sum_lanes(v[i]);
