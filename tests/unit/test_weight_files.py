@@ -24,7 +24,7 @@ from homing.engine.weight_update.files import (
 )
 from homing.errors import InvalidRequest
 from homing.wire import UpdateWeights, WeightSource
-from tests.support.backends import load_backend
+from tests.support.backends import BACKENDS, load_backend
 from tests.support.tiny_models import make_tiny_model
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -166,7 +166,7 @@ def test_while_a_file_is_mapped_nobody_can_change_it(tmp_path: Path) -> None:
         assert writer.writable()
 
 
-@pytest.mark.parametrize("backend", ["torch", "cpu"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_nothing_of_a_mapped_file_is_left_when_it_is_staged(tmp_path: Path, backend: str) -> None:
     directory = make_tiny_model("llama", tmp_path / "tiny")
     model = load_backend(directory, backend)
