@@ -23,7 +23,8 @@ BIN := .venv/bin
 CLIENTS := .venv-clients
 CLIENT_PACKAGES := langchain-openai instructor 'lm-eval[api]' ipykernel nbclient
 SITE := 'import sysconfig; print(sysconfig.get_path("purelib"))'
-SHOW_PYTHON := 'import sys; print(" ", sys.version)'
+SHOW_PYTHON := 'import sys; print(" ", sys.version); sys.version_info < (3, 11) and \
+	sys.exit("Python 3.11 or newer is needed (make PYTHON=python3.x)")'
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # Ten times as fast as pip, but it reads no configuration of pip's, such as another index.
 UV := VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet
@@ -42,8 +43,8 @@ setup: $(READY)  ## make the virtual environment with all that the other targets
 $(READY): pyproject.toml Makefile
 	@echo "Setting up .venv: once, a minute or so"
 	@[ -x $(BIN)/python ] || { python="$(PYTHON)"; \
-		python="$${python:-$$(python3 deploy/fastest_python.py)}" && $$python -m venv .venv; }
-	@$(BIN)/python -c $(SHOW_PYTHON)
+		python="$${python:-$$(python3 deploy/fastest_python.py)}" && \
+		$$python -c $(SHOW_PYTHON) && $$python -m venv .venv; }
 	@echo "  $(TORCH)"
 	@$(PIP) $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) '$(TORCH)'
 	@echo "  homing and its development tools"

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 
-OLDEST = (3, 11)
 CLEARLY = 0.85
 """Of the time that the one at hand takes."""
 
@@ -78,8 +77,6 @@ def fastest() -> str:
 
 
 def main() -> None:
-    if VERSION < OLDEST:
-        sys.exit("Python {}.{} or newer is needed (make PYTHON=python3.x)".format(*OLDEST))
     if "--tell" in sys.argv:
         tell()
     else:

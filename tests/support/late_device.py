@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 from homing.engine.attention import flashinfer
 from homing.engine.models import graphed
 from homing.engine.plan import StepPlan
-from homing.engine.runner import Runner
 from homing.engine.sampling import Sampled
+from tests.support.overlapping import OverlappingRunner
 
 
 class LateDevice(TorchFunctionMode):
@@ -72,10 +72,9 @@ class LateDevice(TorchFunctionMode):
         self.run_to(self.place())
 
 
-class LateRunner(Runner):
+class LateRunner(OverlappingRunner):
     """Waits for its `LateDevice` before it looks at logits."""
 
-    overlaps = True  # type: ignore[assignment]  # a property of the model's device there
     late_device: LateDevice
 
     def collect(self, plan: StepPlan, logits: Tensor) -> Sampled:

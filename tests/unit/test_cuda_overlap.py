@@ -34,15 +34,14 @@ from homing.wire import (
 )
 from homing.wire.messages import ToEngine
 from tests.support.fake_model import expected_greedy, make_engine
+from tests.support.overlapping import OverlappingRunner
 from tests.support.scripted_worker import CARD, SUBMIT, WELCOME, ScriptedDealer, ScriptEnded
 
 OTHER = replace(SUBMIT, request_id=2, prompt=array("I", [9, 8, 7]).tobytes(), num_prompt_tokens=3)
 ABORT = Abort(SUBMIT.client, SUBMIT.request_id, SUBMIT.attempt)
 
 
-class OverlappingRunner(Runner):
-    overlaps = True  # type: ignore[assignment]  # a property of the model's device there
-
+class LoggingRunner(OverlappingRunner):
     def __init__(self, runner: Runner, events: list[str]) -> None:
         super().__init__(runner.model, runner.cache, 4, Sampler())
         self._events = events
@@ -84,7 +83,7 @@ def run(script: Sequence[Sequence[Message]]) -> tuple[list[str], list[Message], 
     second is while the device computes."""
     events: list[str] = []
     engine, _ = make_engine(eos=())
-    engine.runner = OverlappingRunner(engine.runner, events)
+    engine.runner = LoggingRunner(engine.runner, events)
     session = LoggingEngineSession(engine, CARD, uid=7, rank=0, join_timeout_s=60.0)
     session.events = events
     dealer = LoggingDealer([[pack(message) for message in entry] for entry in script], events)
@@ -183,7 +182,7 @@ def test_a_newer_attempt_waits_for_the_step_that_works_on_the_older() -> None:
 def test_garbage_during_a_step_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     events: list[str] = []
     engine, _ = make_engine(eos=())
-    engine.runner = OverlappingRunner(engine.runner, events)
+    engine.runner = LoggingRunner(engine.runner, events)
     session = EngineSession(engine, CARD, uid=7, rank=0, join_timeout_s=60.0)
     garbage: list[list[Buffer]] = [[b"\xff\xff"], pack(OTHER)]
     dealer = LoggingDealer([[pack(WELCOME)], [pack(SUBMIT)], garbage, *[[]] * 16], events)

@@ -18,22 +18,18 @@ from homing.engine.foresight import Foreseen
 from homing.engine.models import Model
 from homing.engine.parts import EngineParts
 from homing.engine.plan import Chunk
-from homing.engine.runner import Runner
 from homing.params import SamplingParams
 from homing.wire import InFlightKV
 from tests.support.engine_run import Answer
 from tests.support.fake_model import SHIFT, FakeModel, make_engine
+from tests.support.overlapping import OverlappingRunner
 from tests.support.random_requests import random_params, random_prompt
 
 BLOCK_SIZE = 4
 
 
-class PreparingRunner(Runner):
-    overlaps = True  # type: ignore[assignment]  # a property of the model's device there
-
-
 def preparing_engine(**sizes: int) -> Engine:
-    parts = EngineParts(runner=PreparingRunner)
+    parts = EngineParts(runner=OverlappingRunner)
     return make_engine(**{"eos": (), "block_size": BLOCK_SIZE, **sizes}, parts=parts)[0]
 
 
@@ -307,7 +303,8 @@ ACTS = [abort_one, abort_one, pause, reset_cache, update]
 def test_random_traffic_has_the_same_answers_with_and_without_it(seed: int) -> None:
     traffic = Traffic(seed)
     engines = [
-        make_engine(**traffic.sizes, parts=EngineParts(runner=PreparingRunner))[0] for _ in range(2)
+        make_engine(**traffic.sizes, parts=EngineParts(runner=OverlappingRunner))[0]
+        for _ in range(2)
     ]
     plain, prepared = (
         traffic.run(engine, prepares=prepares)

@@ -24,9 +24,6 @@ from torch import Tensor
 from homing.engine.batch import Batch
 from homing.engine.block_pool import SCRATCH_BLOCK
 
-OF_ROWS = ("token_ids", "positions", "slot_mapping")
-"""What of a batch has one number for each row."""
-
 
 @dataclass(frozen=True, slots=True)
 class Pages:
@@ -74,7 +71,7 @@ def padded(batch: Batch, num_rows: int, block_size: int) -> Batch:
     fill: Mapping[str, int] = {"slot_mapping": SCRATCH_BLOCK * block_size}
     rows = {
         name: torch.nn.functional.pad(getattr(batch, name), (0, more), value=fill.get(name, 0))
-        for name in OF_ROWS
+        for name in ("token_ids", "positions", "slot_mapping")
     }
     tables = torch.nn.functional.pad(batch.block_tables, (0, 0, 0, more), value=SCRATCH_BLOCK)
     every = torch.arange(num_rows, dtype=torch.int32)
