@@ -22,6 +22,9 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 
+# Until all tests are collected: what that imports and makes stays.
+gc.disable()
+
 # Of a folder of tests: those whose files take long come first.
 TURNS = {"process": 0, "clients": 1}
 
@@ -35,6 +38,7 @@ def pytest_collection_finish() -> None:
     """What was imported stays: the collections below need not look at it."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -2,7 +2,7 @@
 
 A prompt names a digit; the reward is the share of generated tokens that are that digit. Two engine
 ranks generate groups of answers, which share their prompt in the KV cache; the engine's
-log-probabilities are those of the behaviour policy. By chance the reward is 0.03; after the 60
+log-probabilities are those of the behaviour policy. By chance the reward is 0.03; after the 20
 iterations of a default run it is 0.9.
 
     python docs/examples/grpo.py --mode colocated --curve reward.json
@@ -48,7 +48,7 @@ class Settings:
     group_size: int
     updates: bool
     learning_rate: float = 3e-3
-    optimizer_steps: int = 2
+    optimizer_steps: int = 4
     """On each batch; after the first one, importance ratios differ from 1."""
     clip: float = 0.2
     seed: int = 0
@@ -261,7 +261,7 @@ def trainer_main(pipe: Connection, settings: Settings) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="GRPO on a tiny model.")
     parser.add_argument("--mode", choices=["colocated", "separate"], default="colocated")
-    parser.add_argument("--iterations", type=int, default=60)
+    parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--group-size", type=int, default=16)
     parser.add_argument("--no-updates", action="store_true", help="train, but never tell engines")
     parser.add_argument("--seed", type=int, default=0)

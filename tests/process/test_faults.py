@@ -25,7 +25,7 @@ NUM_TOKENS = 64
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Serving]:
-    with serving("--data-parallel-size", "2", "--dtype", "fp32", "--kv-cache-gb", "1") as running:
+    with serving("--data-parallel-size", "2", "--kv-cache-gb", "1") as running:
         yield running
 
 

@@ -26,7 +26,7 @@ DRAWN = {"temperature": 1.5, "seed": 3}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Serving]:
-    with serving("--frontend-replicas", "1", "--dtype", "fp32", "--kv-cache-gb", "0.5") as running:
+    with serving("--frontend-replicas", "1", "--kv-cache-gb", "0.5") as running:
         yield running
 
 

@@ -54,14 +54,14 @@ def test_the_reward_reaches_what_is_stated_and_the_first_step_is_on_policy(tmp_p
 
 @pytest.mark.timeout(300)
 def test_without_updates_the_reward_stays_where_it_was(tmp_path: Path) -> None:
-    first, last = rewards(learn(tmp_path, "--iterations", "8", "--no-updates"))
+    first, last = rewards(learn(tmp_path, "--iterations", "6", "--no-updates"))
     assert last < 1.5 * first
     assert last < 0.05, "one token in 32 is right by chance"
 
 
 @pytest.mark.timeout(300)
 def test_a_trainer_process_updates_engines_in_the_middle_of_their_answers(tmp_path: Path) -> None:
-    curve = learn(tmp_path, "--mode", "separate", "--iterations", "20")
+    curve = learn(tmp_path, "--mode", "separate", "--iterations", "12")
     first, last = rewards(curve)
     assert last > 1.5 * first, curve
     assert max(facts["first_step_ratio_error"] for facts in curve) < 1e-4

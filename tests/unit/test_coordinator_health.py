@@ -169,16 +169,15 @@ def holder(shares: FairShares, num_requests: int) -> Client:
 def test_without_a_refusal_nobody_has_a_share() -> None:
     shares = FairShares()
     holder(shares, 9)
-    assert not shares.is_contended(0.0)
+    assert shares.contended_until <= 0.0
 
 
 def test_a_client_that_was_refused_claims_its_share_for_a_while() -> None:
     shares = FairShares()
     holder(shares, 10)
     shares.refused(Client(b"d", 2, 0.0), 0.0)
-    assert shares.is_contended(CONTENTION_S - 0.1)
     assert shares.share(10, 0.0) == 5
-    assert not shares.is_contended(CONTENTION_S)
+    assert shares.contended_until == CONTENTION_S
     assert shares.share(10, CONTENTION_S + 0.1) == 10
 
 

@@ -99,7 +99,7 @@ class Admission:
                 f"every rank has its limit of {config.max_queued_requests} requests or "
                 f"{config.max_queued_tokens} prompt tokens"
             )
-        if self.shares.is_contended(now):
+        if now < self.shares.contended_until:
             share = self.shares.share(loads.num_places, now)
             if self.shares.num_held(holder) >= share:
                 who = "tenant" if isinstance(holder, int) else "client"

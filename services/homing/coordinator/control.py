@@ -70,7 +70,8 @@ class FleetControl:
         self._suspension: Payload = None  # arguments of the last SUSPEND
         self._commanded = False
         self._active: Operation | None = None
-        self._waiting: deque[Operation] = deque()
+        self.waiting: deque[Operation] = deque()
+        """Commands that have not begun."""
         self._outbox = outbox
         self._history = history
 
@@ -87,23 +88,23 @@ class FleetControl:
 
     def request(self, client: Client, message: Control) -> None:
         """A client's command; `start_next` carries it out when its turn comes."""
-        for known in (*self._waiting, *filter(None, [self._active])):
+        for known in (*self.waiting, *filter(None, [self._active])):
             if known.client is client and known.client_sequence == message.sequence:
                 return
         operation = Operation(client, message.sequence, message.command, message.arguments)
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self.waiting) >= MAX_WAITING:
             self._refuse(operation, f"{MAX_WAITING} commands are waiting already")
         else:
-            self._waiting.append(operation)
+            self.waiting.append(operation)
 
     @property
     def is_next_due(self) -> bool:
         """A command waits, and none that it must wait for is being carried out."""
-        if not self._waiting:
+        if not self.waiting:
             return False
         active = self._active
         return active is None or (
-            active.waits_for_requests and any(o.command in ENDS_A_WAIT for o in self._waiting)
+            active.waits_for_requests and any(o.command in ENDS_A_WAIT for o in self.waiting)
         )
 
     def start_next(self, engines: Iterable[Engine], now: float) -> Operation | None:
@@ -111,7 +112,7 @@ class FleetControl:
         if self._active is not None:
             self._refuse(self._active, "another command came before every request had ended")
             self._active = None
-        operation = self._waiting.popleft()
+        operation = self.waiting.popleft()
         try:
             epoch = self._check(operation)
         except NotAllowed as refusal:
@@ -224,7 +225,7 @@ class FleetControl:
 
     def forget_client(self, client: Client) -> None:
         """Commands of a client that is gone are not begun; one that was begun goes on."""
-        self._waiting = deque(o for o in self._waiting if o.client is not client)
+        self.waiting = deque(o for o in self.waiting if o.client is not client)
 
     def overdue(self, engines: Iterable[Engine], now: float) -> list[Engine]:
         """The engines that have not carried out a command in time."""

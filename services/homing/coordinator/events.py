@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import msgspec
 from msgspec import Struct
@@ -104,11 +104,11 @@ _ANYTHING: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
 def read_event(sender: bytes, frames: Sequence[Buffer]) -> Event:
     """The event that the arrival of these frames is."""
     try:
-        message = parse(frames)
+        message: Any = parse(frames)
     except WireError as error:
         return _identified(sender, frames, str(error))
     if type(message) in _FOR_COORDINATOR:  # a third of what `isinstance` of a union costs
-        return Received(sender, cast("ToCoordinator", message), frames)
+        return Received(sender, message, frames)
     return Garbage(sender, f"{type(message).__name__} is not for the coordinator")
 
 

@@ -27,7 +27,8 @@ class FairShares:
     def __init__(self) -> None:
         self._num_held: dict[Holder, int] = {}  # places, of those that have any
         self._refused_at: dict[Holder, float] = {}  # of those that have none
-        self._contended_until = 0.0
+        self.contended_until = 0.0
+        """Until then shares count."""
         self._refusals: deque[float] = deque(maxlen=1024)
         self._ends: deque[float] = deque(maxlen=128)
 
@@ -55,7 +56,7 @@ class FairShares:
 
     def refused(self, holder: Holder, now: float) -> None:
         """There was no place for it at all."""
-        self._contended_until = now + CONTENTION_S
+        self.contended_until = now + CONTENTION_S
         self._refusals.append(now)
         if holder not in self._num_held:
             self._refused_at[holder] = now
@@ -64,9 +65,6 @@ class FairShares:
 
     def forget(self, holder: Holder) -> None:
         self._refused_at.pop(holder, None)
-
-    def is_contended(self, now: float) -> bool:
-        return now < self._contended_until
 
     def share(self, num_places: int, now: float) -> int:
         """What one holder may have of the fleet's places while they are contended."""

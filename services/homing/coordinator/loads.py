@@ -20,6 +20,7 @@ Slot = NewType("Slot", int)
 
 TURN_BITS = 48
 """Below a slot's load in its order: room for the choices of a century."""
+_TURN = (1 << TURN_BITS) - 1
 NO_LIMIT = 2**63
 
 _DIGIT_VALUES = bytes.maketrans(b"01", b"\0\1")
@@ -58,18 +59,12 @@ class RankLoads:
         self.available = 0
         """The open slots that may be given another request."""
         self.total = 0
+        self.num_open = 0
         self._books: dict[Slot, _Books] = {}
-        self._turns: dict[Slot, int] = {}
         self._orders: dict[Slot, int] = {}  # slot -> its load, then its turn
         self._turn = 0
-        self.turn = self._turns.__getitem__
-        """When a slot was last chosen, counted in choices; 0 is never."""
         self.order = self._orders.__getitem__
         """A slot's place among others: the less loaded before, then the less recently chosen."""
-
-    @property
-    def num_open(self) -> int:
-        return len(self._books)
 
     @property
     def num_places(self) -> int:
@@ -78,7 +73,7 @@ class RankLoads:
 
     @property
     def mean(self) -> float:
-        return self.total / len(self._books) if self._books else 0.0
+        return self.total / self.num_open if self.num_open else 0.0
 
     def __contains__(self, slot: Slot) -> bool:
         return slot in self._books
@@ -86,18 +81,24 @@ class RankLoads:
     def load(self, slot: Slot) -> int:
         return self._orders[slot] >> TURN_BITS
 
+    def turn(self, slot: Slot) -> int:
+        """When a slot was last chosen, counted in choices; 0 is never."""
+        return self._orders[slot] & _TURN
+
     def open(self, slot: Slot) -> None:
         """Let a slot be chosen, starting with no load."""
         assert slot not in self._books
         self._books[slot] = _Books(limit=self._max_requests)
-        self._turns[slot] = self._orders[slot] = 0
+        self.num_open += 1
+        self._orders[slot] = 0
         self.available |= 1 << slot
 
     def close(self, slot: Slot) -> None:
         """Forget a slot. Its load must have been given back."""
         load = self.load(slot)
         assert load == 0, f"slot {slot} closes with a load of {load}"
-        del self._books[slot], self._turns[slot], self._orders[slot]
+        del self._books[slot], self._orders[slot]
+        self.num_open -= 1
         self.available &= ~(1 << slot)
 
     def limit(self, slot: Slot, max_requests: int) -> None:
@@ -108,15 +109,14 @@ class RankLoads:
 
     def charge(self, slot: Slot, amount: int = 1, tokens: int = 0) -> None:
         """Count a request that was sent to this slot, with a prompt of so many tokens."""
-        load = (self._orders[slot] >> TURN_BITS) + amount
+        orders, books = self._orders, self._books[slot]
         self.total += amount
         self._turn = turn = self._turn + 1
-        self._turns[slot] = turn
-        self._orders[slot] = load << TURN_BITS | turn
-        books = self._books[slot]
-        books.requests += 1
-        books.tokens += tokens
-        self._set_available(slot, books)
+        orders[slot] = (orders[slot] >> TURN_BITS) + amount << TURN_BITS | turn
+        books.requests = requests = books.requests + 1
+        books.tokens = tokens = books.tokens + tokens
+        if requests >= books.limit or tokens >= self._max_tokens:
+            self.available &= ~(1 << slot)
 
     def give_back(self, slot: Slot, amount: int = 1, tokens: int = 0) -> None:
         """Count a request of this slot that ended, for which so much was charged."""
@@ -149,9 +149,10 @@ class RankLoads:
     def check(self) -> None:
         """Assert that the containers agree."""
         assert self.total == sum(map(self.load, self._books))
-        assert self._books.keys() == self._turns.keys() == self._orders.keys()
+        assert self.num_open == len(self._books)
+        assert self._books.keys() == self._orders.keys()
         for slot, books in self._books.items():
-            assert self._orders[slot] == self.load(slot) << TURN_BITS | self._turns[slot]
+            assert 0 <= self.turn(slot) <= self._turn
             has_place = books.requests < books.limit and books.tokens < self._max_tokens
             assert bool(self.available >> slot & 1) == has_place
         assert self.available.bit_length() <= max(self._books, default=-1) + 1

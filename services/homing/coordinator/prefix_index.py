@@ -114,14 +114,14 @@ class PrefixIndex:
     def record(self, digests: Sequence[bytes], slot: Slot) -> None:
         """A prompt of these blocks was sent to `slot`; there is at least one."""
         young, bit = self._young, 1 << slot
-        if young.get(digests[-1], 0) & bit:
+        if digests[0] not in young:  # then nor is any other
+            young.update(dict.fromkeys(digests, bit))
+        elif young.get(digests[-1], 0) & bit:
             return
-        new = digests
-        if young.get(digests[0], 0) & bit:
+        else:
             held = bisect_left(digests, True, key=lambda digest: not young.get(digest, 0) & bit)
-            new = digests[held:]
-        for digest in new:
-            young[digest] = young.get(digest, 0) | bit
+            for digest in digests[held:]:
+                young[digest] = young.get(digest, 0) | bit
         self._written(len(digests))
 
     def store(self, digests: Sequence[bytes], slot: Slot) -> None:

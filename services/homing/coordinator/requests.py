@@ -105,12 +105,13 @@ class Requests:
         if self._is_repeat(client, submit.request_id, submit.attempt):
             return
         ids = submit.request_id, submit.attempt
+        holder = client if submit.tenant is None else submit.tenant
         if problem := self._problem(client, submit):
             self._refuse(client, _lost(ids, LostReason.INVALID, problem))
         elif not self._loads.num_open or self.block_size is None:
             detail = "no engine is serving"
             self._refuse(client, _lost(ids, LostReason.NO_RANK, detail, RETRY_AFTER_S))
-        elif why := self._admission.why_not(holder := _holder(client, submit), now):
+        elif why := self._admission.why_not(holder, now):
             retry_after_s = self._shares.retry_after_s(now)
             self._refuse(client, _lost(ids, LostReason.OVERLOADED, why, retry_after_s))
         else:
@@ -219,17 +220,17 @@ class Requests:
         """What is wrong with a submission, if anything. Reads no prompt."""
         if submit.client != client.uid:
             return f"client {submit.client} is not the sender's uid"
+        num_tokens = submit.num_prompt_tokens
         prompt: Any = submit.prompt  # buffers whose length is in bytes
         hashes: Any = submit.block_hashes
         if prompt is None or submit.sampling is None:
             return "the prompt or the sampling frame is absent"
-        prompt_bytes = len(prompt)
-        if not prompt_bytes or prompt_bytes != submit.num_prompt_tokens * TOKEN_BYTES:
-            return f"{submit.num_prompt_tokens} prompt tokens in {prompt_bytes} bytes"
-        if submit.num_resumed_tokens > submit.num_prompt_tokens:
-            return f"{submit.num_resumed_tokens} of {submit.num_prompt_tokens} tokens are resumed"
+        if not num_tokens or len(prompt) != num_tokens * TOKEN_BYTES:
+            return f"{num_tokens} prompt tokens in {len(prompt)} bytes"
+        if submit.num_resumed_tokens > num_tokens:
+            return f"{submit.num_resumed_tokens} of {num_tokens} tokens are resumed"
         if hashes is not None and self._router.reads_prefixes and self.block_size:
-            num_points = num_routing_points(submit.num_prompt_tokens // self.block_size)
+            num_points = num_routing_points(num_tokens // self.block_size)
             if len(hashes) != num_points * DIGEST_BYTES:
                 return f"{len(hashes)} bytes of hashes for {num_points} routing points"
         return None
@@ -263,7 +264,6 @@ class Requests:
         self._shares.took(holder)
         if request.external_digest is not None:
             self._of_digest[request.external_digest].add(request)
-        self._totals.dispatched += 1
         self._totals.dispatched_to_rank[engine.rank] += 1
         # But for the hashes, its last frame, as it came.
         self._outbox.append(Forward(engine.identity, [*frames[:-1], NIL]))
@@ -331,10 +331,6 @@ class Requests:
         for slot, engine in self._engine_of_slot.items():
             assert engine.slot == slot
             assert self._loads.load(slot) == sum(r.decision.load for r in engine.requests)
-
-
-def _holder(client: Client, submit: Submit) -> Holder:
-    return client if submit.tenant is None else submit.tenant
 
 
 def _lost(

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from homing.coordinator.loads import RankLoads, Slot, slots_of
+from homing.coordinator.loads import TURN_BITS, RankLoads, Slot, slots_of
 from homing.coordinator.step_model import StepTimes
 
 
@@ -45,13 +45,13 @@ def prefix_affinity(
     if len(matches) == 1:
         return loads.least_loaded(matches[0].slots)
     weight = alpha / max(loads.floor, loads.mean)
-    best, best_score = Slot(0), -inf
+    best, best_score, best_order = Slot(0), -inf, 0
     for match in matches:
         slot = loads.least_loaded(match.slots)
-        score = match.num_blocks / num_prompt_blocks - weight * loads.load(slot)
-        is_tied = score == best_score and loads.order(slot) < loads.order(best)
-        if score > best_score or is_tied:
-            best, best_score = slot, score
+        order = loads.order(slot)
+        score = match.num_blocks / num_prompt_blocks - weight * (order >> TURN_BITS)
+        if score > best_score or (score == best_score and order < best_order):
+            best, best_score, best_order = slot, score, order
     return best
 
 

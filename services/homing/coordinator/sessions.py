@@ -210,10 +210,11 @@ class Sessions:
 
     def settle(self, now: float) -> None:
         """After each event: begin the commands whose turn it is, tell clients what changed."""
-        while self._control.is_next_due or self._control.epoch_moved:
-            if self._control.epoch_moved:
+        control = self._control
+        while control.epoch_moved or (control.waiting and control.is_next_due):
+            if control.epoch_moved:
                 self._begin_epoch(now)
-            elif operation := self._control.start_next(self.peers.engines, now):
+            elif operation := control.start_next(self.peers.engines, now):
                 if operation.empties_caches:
                     self._router.clear()
                 self._fleet_changed = True

@@ -34,7 +34,7 @@ def fleet_snapshot(
         "totals": counters.totals(),
         "submitted": totals.submitted,
         "resubmissions": totals.resubmissions,
-        "dispatched": totals.dispatched,
+        "dispatched": totals.dispatched_to_rank.total(),
         "duplicates": totals.duplicates,
         "superseded": totals.superseded,
         "refused": dict(totals.refused),

@@ -28,7 +28,6 @@ class Totals:
     """Submissions of known clients, refused ones included, duplicates not."""
     resubmissions: int = 0
     """Of those, how many were a second or later attempt."""
-    dispatched: int = 0
     duplicates: int = 0
     """Submissions of an attempt that is alive, or older than it: ignored."""
     superseded: int = 0

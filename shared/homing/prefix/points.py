@@ -36,6 +36,7 @@ def last_common_point(num_blocks: int) -> int:
     return num_blocks - num_blocks % (COARSE_STEP if num_blocks <= COARSE_UNTIL else SPARSE_STEP)
 
 
+@lru_cache(maxsize=4096)
 def num_routing_points(num_blocks: int) -> int:
     return len(routing_points(num_blocks))
 
