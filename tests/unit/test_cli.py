@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 import subprocess
 import sys
 
@@ -46,6 +48,20 @@ def test_help_lists_every_command_with_a_line(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("name", BENCHES)
 def test_a_bench_that_is_listed_is_there(name: str) -> None:
     assert callable(importlib.import_module(f"homing.bench.{name}").main)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_who_stops_reading_the_output_ends_the_command_without_a_word(unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "homing.cli", "bench", "--help"]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, env=environment, timeout=60, check=False
+    )
+    os.close(writer)
+    assert done.stderr == b""
+    assert done.returncode == 128 + signal.SIGPIPE
 
 
 def test_no_command_prints_the_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:

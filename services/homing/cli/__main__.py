@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import select
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
@@ -30,9 +32,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The `homing` command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return run_main(lambda: _dispatch("homing", COMMANDS, words))
+        code = run_main(lambda: _dispatch("homing", COMMANDS, words))
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
-        return 130  # 128 + SIGINT, as a shell reports it
+        return 128 + signal.SIGINT  # as a shell reports it
+    except BrokenPipeError:
+        if not _nobody_reads_stdout():
+            raise
+        return 128 + signal.SIGPIPE
+
+
+def _nobody_reads_stdout() -> bool:
+    """As in `homing --help | head -1`. Then what is left of it goes nowhere, without a word."""
+    stdout = sys.stdout.fileno()
+    poll = select.poll()
+    poll.register(stdout, 0)  # errors are always told
+    if not any(events & select.POLLERR for _, events in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
+    return True
 
 
 def _dispatch(program: str, commands: Mapping[str, tuple[str, Run]], argv: Sequence[str]) -> int:
