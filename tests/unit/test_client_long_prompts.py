@@ -12,7 +12,16 @@ import pytest
 from homing.client import Client, fleet, submitter
 from homing.params import SamplingParams
 from homing.prefix import routing_hashes
-from homing.wire import AbortMatched, AbortMatching, FinishReason, Lost, LostReason, Rejoin, Submit
+from homing.wire import (
+    AbortMatched,
+    AbortMatching,
+    FinishReason,
+    Hello,
+    Lost,
+    LostReason,
+    Rejoin,
+    Submit,
+)
 from tests.support import joined_client
 from tests.support.scripted_coordinator import CARD, ScriptedCoordinator
 
@@ -91,6 +100,23 @@ async def test_after_a_rejoin_a_prompt_that_was_being_hashed_is_sent_once(joined
     assert (submit.attempt, submit.prompt) == (1, LONG)
     client.submit(SHORT, PARAMS)
     assert (await coordinator.next(Submit))[1].prompt == SHORT
+
+
+async def test_between_a_rejoin_and_its_welcome_nothing_is_sent_and_then_all_of_it_once(joined):
+    coordinator, client, peer = joined
+    running = client.submit(SHORT, PARAMS)
+    await coordinator.next(Submit)
+    coordinator.send(peer, Rejoin(8))
+    await coordinator.next(Hello)
+    new = client.submit(SHORT, PARAMS)
+    await asyncio.sleep(0.2)  # several heartbeats
+    coordinator.hear()
+    assert not any(isinstance(message, Submit) for _, message in coordinator.heard)
+    await coordinator.welcome()
+    await asyncio.sleep(0.2)
+    coordinator.hear()
+    submits = [message for _, message in coordinator.heard if isinstance(message, Submit)]
+    assert [submit.request_id for submit in submits] == [running.request_id, new.request_id]
 
 
 async def test_a_long_prompt_is_hashed_again_when_it_is_submitted_again(joined, gate):

@@ -97,7 +97,7 @@ class Client:
             counters=counters,
             keys=read_keys(keys, "client") if keys else None,
         )
-        self._submitter = Submitter(self._session)
+        self._submitter = Submitter(self._session, self._wait_for_rank)
 
     @property
     def fleet(self) -> FleetView:
@@ -309,7 +309,8 @@ class Client:
 
     def _on_rejoined(self) -> None:
         self._suspects.forget_all()
-        for generation in self._generations.values():
+        self._homeless.clear()
+        for generation in self._generations.values():  # the oldest first
             self._wait_for_rank(generation)
         self._on_fleet()
 
@@ -326,7 +327,8 @@ class Client:
         for generation in list(self._homeless.values()):
             if generation.homeless_since and generation.homeless_since < latest:
                 generation.fail(Unavailable("no engine has come to go on with the request"))
-        if self._homeless and self.fleet.connected and self.fleet.live_ranks:
+        serves = self._session.welcomed and self.fleet.connected and self.fleet.live_ranks
+        if self._homeless and serves:
             for generation in [self._homeless.pop(key) for key in list(self._homeless)]:
                 self._resubmit(generation)
         elif self._session.silence_s > self._patience_s:

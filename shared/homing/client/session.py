@@ -86,7 +86,8 @@ class Session:
         """
         on_request_message: an Output or Lost came.
         on_fleet: `fleet` changed.
-        on_rejoined: welcomed again; whatever was running in the fleet for this client is gone.
+        on_rejoined: `fleet` is that of a new session; what ran for this client in the old one is
+        gone.
         on_failure: the coordinator refuses this client for good.
         counters: what this process counted since it started.
         """
@@ -100,7 +101,8 @@ class Session:
         self._on_failure = on_failure
         self._counters = counters
         self._incarnation = 0
-        self._welcomed = False
+        self.welcomed = False
+        """What is sent before that belongs to a session that is over, or not begun."""
         self._rejoined_at = -inf
         self._heartbeat_s = HELLO_RETRY_S
         self._last_heard = 0.0
@@ -236,7 +238,7 @@ class Session:
             case Output() | Lost():
                 self._on_request_message(message)
             case Heartbeat():
-                if self._welcomed and not self.fleet.connected:
+                if self.welcomed and not self.fleet.connected:
                     self._set_fleet(replace(self.fleet, connected=True))
             case Fleet():
                 self._set_fleet(self.fleet.updated(message))
@@ -263,15 +265,13 @@ class Session:
                 raise WireError(f"{type(message).__name__} is not for a client")
 
     def _on_welcome(self, message: Welcome) -> None:
-        again = not self._welcomed and self._incarnation > 0
-        self._welcomed = True
+        again = not self.welcomed and self._incarnation > 0
+        self.welcomed = True
         self._heartbeat_s = message.heartbeat_s
         if again:
             self._rejoined_at = self._loop.time()
-        self._set_fleet(self.fleet.updated(message))
-        if again:
             log.info("rejoined the coordinator")
-            self._on_rejoined()
+        self._set_fleet(self.fleet.updated(message), self._on_rejoined if again else None)
 
     def _on_lost_connection(self) -> None:
         log.info("the connection to the coordinator broke")
@@ -279,16 +279,16 @@ class Session:
 
     def _begin_anew(self, why: str) -> None:
         # One Hello for a burst of Rejoins: an unknown sender is told so for each message it sent.
-        if self._welcomed:
-            self._welcomed = False
+        if self.welcomed:
+            self.welcomed = False
             self._incarnation += 1
             self._fail_answers(why)
             self._say_hello()
 
-    def _set_fleet(self, fleet: FleetView) -> None:
+    def _set_fleet(self, fleet: FleetView, tell: Callable[[], None] | None = None) -> None:
         self.fleet = fleet
         self._changed.set()
-        self._on_fleet()
+        (tell or self._on_fleet)()
 
     # What goes out by itself
 
@@ -302,8 +302,8 @@ class Session:
         """Show that this side is alive, and notice when the other is not."""
         self._last_heard = self._loop.time()
         while True:
-            await asyncio.sleep(self._heartbeat_s if self._welcomed else HELLO_RETRY_S)
-            if self._welcomed:
+            await asyncio.sleep(self._heartbeat_s if self.welcomed else HELLO_RETRY_S)
+            if self.welcomed:
                 self._say_alive()
             else:
                 self._say_hello()

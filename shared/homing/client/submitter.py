@@ -7,6 +7,7 @@ when they are there; meanwhile the event loop serves other streams.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -24,8 +25,10 @@ Hashes = bytes | None
 class Submitter:
     """Owned by one client, whose session it sends over."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, wait: Callable[[Generation], None]) -> None:
+        """wait: is given an attempt that cannot be sent now, because a session is being begun."""
         self._session = session
+        self._wait = wait
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompt-hashes")
         self._hashing: dict[int, asyncio.Future[Hashes]] = {}  # request id -> of its attempt
 
@@ -69,6 +72,9 @@ class Submitter:
             self._send(generation, tokens, future.result())
 
     def _send(self, generation: Generation, tokens: bytes, hashes: Hashes) -> None:
+        if not self._session.welcomed:
+            self._wait(generation)
+            return
         self._session.send(
             Submit(
                 client=self._session.uid,
