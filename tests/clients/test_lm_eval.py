@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from homing.engine.weights import resolve_model
 from homing.tokenizer import Tokenizer
+from tests.support.backends import demo_files
 from tests.support.reference import greedy_tokens, reference_model
 from tests.support.serving import serving
 
@@ -30,7 +30,7 @@ NUM_TOKENS = 8
 
 @pytest.fixture(scope="module")
 def directory() -> Path:
-    return Path(resolve_model(None).directory)
+    return demo_files().directory
 
 
 @pytest.fixture(scope="module")

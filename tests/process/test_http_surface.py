@@ -15,7 +15,7 @@ import httpx
 import jsonschema
 import pytest
 
-from homing.engine.weights import resolve_model
+from tests.support.backends import demo_files
 from tests.support.serving import Serving, serving, wait_until
 from tests.support.tiny_models import make_tiny_model
 
@@ -165,7 +165,7 @@ def test_new_weights_serve_under_a_new_version_and_old_prefixes_are_gone(server:
     post(server, "/v1/completions", body)
     before = post(server, "/v1/completions", body)
     assert before["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-    directory = str(resolve_model(None).directory)
+    directory = str(demo_files().directory)
     version = post(server, "/update_weights", {"path": directory})["weight_version"]
     assert version == before["weight_version"] + 1
     after = post(server, "/v1/completions", body)

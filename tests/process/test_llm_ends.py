@@ -28,7 +28,7 @@ PROGRAM = f"""
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's is ignored
 from homing.llm import LLM, EngineConfig, SamplingParams
-llm = LLM(sys.argv[1], engine_config={SETTINGS}, use_coordinator=True, data_parallel_size=2)
+llm = LLM(sys.argv[1], engine_config={SETTINGS}, use_coordinator=True, data_parallel_size=1)
 greedy = SamplingParams(temperature=0, num_tokens_to_generate=4)
 print(llm.generate([5, 6, 7], greedy)[0].generated_tokens, flush=True)
 """
@@ -90,7 +90,8 @@ def test_a_script_that_fails_without_a_shutdown_leaves_nothing(model: Path) -> N
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_program_that_is_killed_leaves_nothing(model: Path, number: signal.Signals) -> None:
-    endless = PROGRAM + "llm.generate('a', SamplingParams(ignore_eos=True))\n" * 500
+    endless = PROGRAM.replace("data_parallel_size=1", "data_parallel_size=2")
+    endless += "llm.generate('a', SamplingParams(ignore_eos=True))\n" * 500
     with started(model, endless) as process:
         assert first_line(process).startswith("[")
         process.send_signal(number)

@@ -13,8 +13,8 @@ import httpx
 import openai
 import pytest
 
-from homing.engine.weights import resolve_model
 from homing.tokenizer import Tokenizer
+from tests.support.backends import demo_files
 from tests.support.reference import greedy_choices
 from tests.support.serving import Serving, serving, wait_until
 
@@ -33,7 +33,7 @@ def server() -> Iterator[Serving]:
 
 @pytest.fixture(scope="module")
 def model_dir() -> Path:
-    return Path(resolve_model(None).directory)
+    return demo_files().directory
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 
 from homing.engine.structured.compiler import GrammarCompiler
-from homing.engine.weights import resolve_model
 from homing.params import Regex
 from homing.tokenizer import Tokenizer
+from tests.support.backends import demo_files
 from tests.support.byte_model import EOS, IM_END, byte_fallback, byte_level
 from tests.support.structured import DEFINITIONS, allowed, check_fits, random_walk
 
@@ -37,7 +37,7 @@ def vocabulary(request, tmp_path_factory) -> Iterator[Vocabulary]:
             size, eos = VOCAB_SIZE, (EOS, IM_END)
             byte_fallback(directory)
         case _:
-            directory, size, eos = resolve_model(None).directory, 49_152, (2,)
+            directory, size, eos = demo_files().directory, 49_152, (2,)
     compiler = GrammarCompiler(directory, size, eos)
     yield Vocabulary(Tokenizer.from_dir(directory), size, eos, compiler)
     compiler.close()

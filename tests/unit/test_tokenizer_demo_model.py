@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from homing.engine.weights import resolve_model
 from homing.tokenizer import IncrementalDecoder, Tokenizer
+from tests.support.backends import demo_files
 
 # Text -> ids, as llama.cpp gives them for the same GGUF file.
 REFERENCE = {
@@ -22,7 +22,7 @@ REFERENCE = {
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return Tokenizer.from_dir(resolve_model(None).directory)
+    return Tokenizer.from_dir(demo_files().directory)
 
 
 @pytest.mark.parametrize(("text", "ids"), REFERENCE.items())

@@ -25,7 +25,7 @@ from typing import Any
 import tyro
 
 from homing.bench.processes import Processes, cpu_seconds, processes
-from homing.engine.weights import resolve_model
+from homing.engine.weights import default_cache_dir, resolve_model
 from homing.launch.readiness import Fleet, wait_until_ready
 from homing.tokenizer import Tokenizer
 
@@ -59,7 +59,8 @@ class Bench:
     def __init__(self, config: FrontendBenchConfig, family: Processes) -> None:
         self.config = config
         self._family = family
-        self._tokenizer_dir = str(resolve_model(None).directory)
+        cache_dir = default_cache_dir(os.environ)
+        self._tokenizer_dir = str(resolve_model(None, cache_dir=cache_dir).directory)
         tokenizer = Tokenizer.from_dir(self._tokenizer_dir)
         self._token_id = tokenizer.encode(" word")[0]
         self._tokens_of_filler = len(tokenizer.encode(FILLER))

@@ -51,6 +51,7 @@ def serve(config: EngineConfig) -> None:
     from homing.transport import Dealer, peer_identity, read_keys
     from homing.wire import Role
 
+    gc.freeze()
     keys = read_keys(config.keys, Role.ENGINE.value) if config.keys else None
     engine, card = load_engine(config)
     gc.collect()
