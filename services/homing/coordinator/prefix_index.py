@@ -29,6 +29,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
+from itertools import repeat
 from struct import Struct
 
 from homing.coordinator.loads import Slot
@@ -115,7 +116,7 @@ class PrefixIndex:
         """A prompt of these blocks was sent to `slot`; there is at least one."""
         young, bit = self._young, 1 << slot
         if digests[0] not in young:  # then nor is any other
-            young.update(dict.fromkeys(digests, bit))
+            young.update(zip(digests, repeat(bit)))  # one call
         elif young.get(digests[-1], 0) & bit:
             return
         else:
