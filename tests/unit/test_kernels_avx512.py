@@ -167,11 +167,13 @@ CPUS = {
 def test_they_compile_without_warnings_for_a_cpu_with_the_instructions(
     flags: tuple[str, ...], wanted: set[str], tmp_path: Path
 ) -> None:
-    compiler = next(filter(None, map(shutil.which, COMPILERS)))
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        pytest.skip("no compiler is installed")
     if subprocess.run(
         [compiler, *flags, "-E", "-x", "c", "/dev/null"], capture_output=True
     ).returncode:
-        pytest.skip(f"{compiler} is older than {' '.join(flags)}: nothing to compile for")
+        pytest.skip(f"{compiler} is older than {' '.join(flags)}: it cannot compile for such a CPU")
     assembly = tmp_path / "decoder.s"
     # Where the CPU has an instruction the macro emulates nothing; it saves the inlining's time.
     command = [compiler, *FLAGS, *EXTRA_FLAGS[EMULATED], *flags, "-Wall", "-Wextra", "-S"]

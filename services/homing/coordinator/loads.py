@@ -115,7 +115,7 @@ class RankLoads:
         orders[slot] = (orders[slot] >> TURN_BITS) + amount << TURN_BITS | turn
         books.requests = requests = books.requests + 1
         books.tokens = tokens = books.tokens + tokens
-        if requests >= books.limit or tokens >= self._max_tokens:
+        if requests >= books.limit or tokens >= self._max_tokens:  # it never becomes available here
             self.available &= ~(1 << slot)
 
     def give_back(self, slot: Slot, amount: int = 1, tokens: int = 0) -> None:

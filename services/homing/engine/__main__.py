@@ -51,7 +51,7 @@ def serve(config: EngineConfig) -> None:
     from homing.transport import Dealer, peer_identity, read_keys
     from homing.wire import Role
 
-    gc.freeze()
+    gc.freeze()  # what was imported: the collection below looks only for what loading left
     keys = read_keys(config.keys, Role.ENGINE.value) if config.keys else None
     engine, card = load_engine(config)
     gc.collect()
