@@ -167,9 +167,7 @@ CPUS = {
 def test_they_compile_without_warnings_for_a_cpu_with_the_instructions(
     flags: tuple[str, ...], wanted: set[str], tmp_path: Path
 ) -> None:
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if compiler is None:
-        pytest.skip("no compiler is installed")
+    compiler = next(filter(None, map(shutil.which, COMPILERS)))
     if subprocess.run(
         [compiler, *flags, "-E", "-x", "c", "/dev/null"], capture_output=True
     ).returncode:
