@@ -144,9 +144,12 @@ def test_the_cost_of_a_decision_for_131072_tokens_and_256_ranks_is_measured(poli
     assert min(cost.known_us, cost.fresh_us) > 0  # the figures are in docs/routing.md
 
 
-def test_an_index_entry_takes_less_than_300_bytes_and_refreshing_takes_no_more() -> None:
-    few = index_cost(30_000, 256, num_refreshes=2)
-    many = index_cost(30_000, 256, num_refreshes=8)
+@pytest.mark.parametrize("points_per_prompt", [1, 8, 100])
+def test_an_index_entry_takes_less_than_300_bytes_and_refreshing_takes_no_more(
+    points_per_prompt: int,
+) -> None:
+    few = index_cost(30_000, 256, 2, points_per_prompt)
+    many = index_cost(30_000, 256, 8, points_per_prompt)
     assert few.bytes_per_entry < 300
     assert many.refreshed_entries == few.refreshed_entries == 30_000
     assert many.refreshed_bytes_per_entry < 300

@@ -12,6 +12,7 @@ import pytest
 from homing.bench.replay.generated import GENERATED
 from homing.bench.replay.traces import BUNDLED, load_bundled, load_trace
 from homing.bench.replay.workload import Turn, Workload, reusable_share, routing_digests
+from homing.coordinator.prefix_index import split_digests
 from homing.errors import ConfigError
 from homing.prefix import routing_points
 
@@ -119,7 +120,8 @@ def test_what_is_no_trace_is_an_error_that_names_the_file(tmp_path: Path, conten
 def test_digests_agree_as_far_as_the_prompts_do_and_no_farther() -> None:
     """Of 512-token blocks of which the first is common: 32 of the router's blocks."""
     one, other = Turn(1200, 1, [1, 2]), Turn(1100, 1, [1, 3])
-    a, b = routing_digests(one, 512, 16, own_id=7), routing_digests(other, 512, 16, own_id=8)
+    a = split_digests(routing_digests(one, 512, 16, own_id=7))
+    b = split_digests(routing_digests(other, 512, 16, own_id=8))
     points = routing_points(1200 // 16)
     assert len(a) == len(points)
     agreed = [x == y for x, y in zip(a, b, strict=False)]
@@ -127,8 +129,8 @@ def test_digests_agree_as_far_as_the_prompts_do_and_no_farther() -> None:
 
 
 def test_the_rest_of_a_prompt_after_its_last_full_block_is_its_own() -> None:
-    one = routing_digests(Turn(600, 1, [1]), 512, 16, own_id=7)
-    other = routing_digests(Turn(600, 1, [1]), 512, 16, own_id=8)
+    one = split_digests(routing_digests(Turn(600, 1, [1]), 512, 16, own_id=7))
+    other = split_digests(routing_digests(Turn(600, 1, [1]), 512, 16, own_id=8))
     assert one[:-1] == other[:-1]
     assert one[-1] != other[-1], "the last point lies in the rest"
     assert len(set(one)) == len(one)

@@ -10,7 +10,7 @@ from homing.coordinator.router import RankRouter, RoutingConfig
 from homing.coordinator.routing import POLICY_NAMES, Match
 
 BLOCK = 16
-PROMPT = [name.encode().ljust(16, b".") for name in "abcd"]
+PROMPT = b"".join(name.encode().ljust(16, b".") for name in "abcd")
 
 
 def new_router(policy: str = "prefix_affinity", num_ranks: int = 2) -> RankRouter:
@@ -35,7 +35,7 @@ def told(router: RankRouter, now: float = 0.0, num_ranks: int = 2):
 def test_a_decision_is_told_with_the_score_of_each_rank() -> None:
     router = new_router()
     router.route(PROMPT, 4 * BLOCK, BLOCK, 1.0)
-    router.route(PROMPT[:2], 2 * BLOCK, BLOCK, 2.0)
+    router.route(PROMPT[: 2 * 16], 2 * BLOCK, BLOCK, 2.0)
     newest, oldest = told(router, now=5.0)
     assert (oldest["age_s"], oldest["num_blocks"], oldest["rank"]) == (4.0, 4, 0)
     assert [score["matched_blocks"] for score in oldest["scores"]] == [0, 0]
@@ -51,7 +51,7 @@ def test_a_decision_is_told_with_the_score_of_each_rank() -> None:
 def test_by_every_policy_the_chosen_rank_has_the_best_score(policy: str) -> None:
     router = new_router(policy, num_ranks=4)
     for number in range(12):
-        router.route(PROMPT[: 1 + number % 4], (1 + number % 4) * BLOCK, BLOCK, float(number))
+        router.route(PROMPT[: 16 * (1 + number % 4)], (1 + number % 4) * BLOCK, BLOCK, float(number))
     assert len(told(router, num_ranks=4)) == 12
     for decision in told(router, num_ranks=4):
         best = max(score["score"] for score in decision["scores"])

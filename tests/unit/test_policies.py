@@ -189,9 +189,9 @@ def router_of(policy: str, num_ranks: int, load_unit: LoadUnit = "requests") -> 
     return router
 
 
-def digests_of(name: int, num_tokens: int) -> list[bytes]:
+def digests_of(name: int, num_tokens: int) -> bytes:
     """Of a prompt like no other."""
-    return [b"%8d%8d" % (name, depth) for depth in routing_points(num_tokens // BLOCK)]
+    return b"".join(b"%8d%8d" % (name, depth) for depth in routing_points(num_tokens // BLOCK))
 
 
 def test_by_tokens_a_rank_with_one_long_prompt_is_busier_than_one_with_three_short_ones() -> None:

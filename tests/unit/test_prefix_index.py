@@ -8,24 +8,28 @@ from itertools import accumulate
 from homing.coordinator.loads import Slot, slots_of
 from homing.coordinator.prefix_index import MAX_SLOTS, PrefixIndex, split_digests
 from homing.coordinator.routing import Match
-from homing.prefix import block_hashes, routing_points
+from homing.prefix import DIGEST_BYTES, block_hashes, routing_points
 
 TTL = 100.0
 
 
-def digests(*names: str) -> list[bytes]:
-    return [name.encode().ljust(16, b".") for name in names]
+def digests(*names: str) -> bytes:
+    return b"".join(name.encode().ljust(DIGEST_BYTES, b".") for name in names)
 
 
 def new_index(*, ttl_s: float = TTL, max_entries: int = 1000) -> PrefixIndex:
     return PrefixIndex(ttl_s=ttl_s, max_entries=max_entries, now=0.0)
 
 
-def depths_of(index: PrefixIndex, chain: list[bytes], slots: int) -> dict[int, int]:
+def depths_of(index: PrefixIndex, chain: bytes, slots: int) -> dict[int, int]:
     """slot -> matched blocks, of a chain whose depths are 1, 2, 3, ..."""
-    matches = index.match(chain, range(1, len(chain) + 1), slots)
+    matches = index.match(chain, range(1, len(chain) // DIGEST_BYTES + 1), slots)
     assert sum(m.slots for m in matches) == slots, "the matches part the slots"
     return {slot: match.num_blocks for match in matches for slot in slots_of(match.slots)}
+
+
+def num_dropped(index: PrefixIndex) -> int:
+    return sum(len(generation.masks) for generation in index._dropped)
 
 
 def test_an_unknown_prompt_matches_nothing_anywhere() -> None:
@@ -33,7 +37,7 @@ def test_an_unknown_prompt_matches_nothing_anywhere() -> None:
 
 
 def test_a_prompt_without_a_full_block_matches_nothing() -> None:
-    assert new_index().match([], [], 0b11) == [Match(0, 0b11)]
+    assert new_index().match(b"", [], 0b11) == [Match(0, 0b11)]
 
 
 def test_depth_is_graded_per_rank() -> None:
@@ -107,7 +111,7 @@ def test_what_is_stored_counts_towards_the_size_and_frees_what_was_dropped() -> 
     for number in range(1000):
         index.store(digests(f"{number}"), Slot(0))
         assert index.num_entries <= 100
-        assert sum(map(len, index._dropped)) <= 100
+        assert num_dropped(index) <= 100
 
 
 def test_only_the_slots_asked_for_are_credited() -> None:
@@ -121,8 +125,8 @@ def test_long_and_short_prompts_meet_at_the_same_points() -> None:
     tokens = b"".join(random.Random(1).randbytes(4) for _ in range(16 * 100))
     whole = block_hashes(tokens, 16)
     index = new_index()
-    index.record([whole[d - 1] for d in routing_points(100)], Slot(0))
-    shared = [whole[d - 1] for d in routing_points(40)]
+    index.record(b"".join(whole[d - 1] for d in routing_points(100)), Slot(0))
+    shared = b"".join(whole[d - 1] for d in routing_points(40))
     # 40 is a point of the short prompt alone; the deepest common one before it is 32.
     assert index.match(shared, routing_points(40), 0b1) == [Match(32, 0b1)]
     index.record(shared, Slot(0))
@@ -188,7 +192,7 @@ def test_dropped_generations_are_taken_apart_as_fast_as_entries_are_written() ->
     index = new_index(max_entries=1000)
     for number in range(20_000):
         index.record(digests(f"p{number}"), Slot(0))
-        assert sum(map(len, index._dropped)) <= 1000
+        assert num_dropped(index) <= 1000
     index.clear()
     index.advance(0.0)
     assert not index._dropped
@@ -230,36 +234,113 @@ def test_sessions_that_come_and_go_for_ever_do_not_widen_the_masks() -> None:
 
 def test_joined_digests_are_split_in_order() -> None:
     assert split_digests(b"") == ()
-    assert split_digests(b"".join(digests("a", "b", "c"))) == tuple(digests("a", "b", "c"))
+    assert split_digests(digests("a", "b", "c")) == (digests("a"), digests("b"), digests("c"))
 
 
-def test_the_index_agrees_with_a_plain_model_of_it() -> None:
+class PlainIndex:
+    """The same in the plainest way: each digest for itself, with the slots that have it."""
+
+    def __init__(self) -> None:
+        self.young: dict[tuple[bytes, int], None] = {}
+        self.old: dict[tuple[bytes, int], None] = {}
+
+    def record(self, chain: bytes, slot: int) -> None:
+        self.young.update({(digest, slot): None for digest in split_digests(chain)})
+
+    def drop(self, chain: bytes, slot: int) -> None:
+        for digest in split_digests(chain):
+            self.young.pop((digest, slot), None)
+            self.old.pop((digest, slot), None)
+
+    def turn(self) -> None:
+        self.old, self.young = self.young, {}
+
+    def depth_of(self, chain: bytes, slot: int) -> int:
+        known = [
+            (d, slot) in self.young or (d, slot) in self.old for d in split_digests(chain)
+        ]
+        return (*known, False).index(False)
+
+    @property
+    def num_entries(self) -> int:
+        return sum(len({digest for digest, _ in part}) for part in (self.young, self.old))
+
+
+def random_chain(random_: random.Random, max_points: int = 9) -> bytes:
+    """Few different ones. As with hashes, a name tells the whole prefix."""
+    names = random_.choices("xy", weights=(4, 1), k=random_.randint(1, max_points))
+    return digests(*accumulate(names))
+
+
+def test_the_index_agrees_with_a_plain_one() -> None:
     """Random prompts of a small alphabet, ranks that come and go, time that passes."""
     random_ = random.Random(11)
-    index = new_index(ttl_s=40.0, max_entries=10**6)
+    index, plain = new_index(ttl_s=40.0, max_entries=10**6), PlainIndex()
     live = [index.open_slot() for _ in range(4)]
-    touched: dict[tuple[bytes, Slot], int] = {}  # generation of the last touch
     for step in range(4000):
-        now = step / 10
-        index.advance(now)
-        generation = int(now // 20.0)
-        choices = random_.choices("xy", weights=(4, 1), k=random_.randint(1, 9))
-        chain = digests(*accumulate(choices))  # as with hashes, a name tells the whole prefix
+        index.advance(step / 10)
+        if step % 200 == 0 and step:
+            plain.turn()
+        chain = random_chain(random_)
         held = depths_of(index, chain, sum(1 << slot for slot in live))
-        for slot in live:
-            depth = 0
-            while depth < len(chain):
-                if touched.get((chain[depth], slot), -9) < generation - 1:
-                    break
-                depth += 1
-            assert held[slot] == depth
+        assert held == {slot: plain.depth_of(chain, slot) for slot in live}
+        assert index.num_entries == plain.num_entries
         slot = random_.choice(live)
         index.record(chain, slot)
-        touched.update({(digest, slot): generation for digest in chain})
+        plain.record(chain, slot)
         if random_.random() < 0.02:
             index.close_slot(slot)
             live.remove(slot)
             fresh = index.open_slot()
             assert fresh not in live
-            touched = {key: value for key, value in touched.items() if key[1] != fresh}
+            assert all(depth == 0 for depth in depths_of(index, chain, 1 << fresh).values())
             live.append(fresh)
+
+
+def test_the_index_agrees_with_a_plain_one_on_what_ranks_tell_of_themselves() -> None:
+    """A rank tells what it stored, and later what it lost, the last blocks first."""
+    random_ = random.Random(12)
+    index, plain = new_index(ttl_s=40.0, max_entries=10**6), PlainIndex()
+    told: list[tuple[bytes, Slot]] = []
+    for step in range(4000):
+        index.advance(step / 10)
+        if step % 200 == 0 and step:
+            plain.turn()
+            told.clear()
+        chain, slot = random_chain(random_), Slot(random_.randrange(3))
+        index.record(chain, slot)
+        plain.record(chain, slot)
+        fate = random_.random()
+        if fate < 0.4:
+            index.store(chain, slot)
+            plain.record(chain, slot)
+            told.append((chain, slot))
+        elif fate < 0.6 and told:
+            chain, slot = told.pop(random_.randrange(len(told)))
+            whole = split_digests(chain)
+            # Longer prompts that go on from there are lost with it.
+            longer = {d for (d, s) in (*plain.young, *plain.old) if s == slot}
+            last = whole[-1].rstrip(b".")
+            lost = sorted((d for d in longer if d.startswith(last)), key=len_of_name)[::-1]
+            index.drop(b"".join(lost), slot)
+            plain.drop(b"".join(lost), slot)
+        chain = random_chain(random_)
+        held = depths_of(index, chain, 0b111)
+        assert held == {slot: plain.depth_of(chain, Slot(slot)) for slot in range(3)}
+
+
+def len_of_name(digest: bytes) -> int:
+    return len(digest.rstrip(b"."))
+
+
+def test_a_prompt_that_nobody_sent_before_is_one_entry_of_the_maps() -> None:
+    index = new_index()
+    index.record(digests("a", "ab", "abc", "abcd"), Slot(0))
+    index.record(digests("a", "ab", "abc", "abcd"), Slot(1))
+    assert (index.num_entries, len(index._young.masks)) == (4, 1)
+    index.record(digests("a", "ab", "abx"), Slot(1))
+    assert (index.num_entries, len(index._young.masks)) == (5, 2), "it parts from a run it is in"
+    index.record(digests("a", "ab"), Slot(2))
+    assert (index.num_entries, len(index._young.masks)) == (5, 3), "this rank has its beginning"
+    assert depths_of(index, digests("a", "ab", "abc", "abcd"), 0b111) == {0: 4, 1: 4, 2: 2}
+    assert depths_of(index, digests("a", "ab", "abx"), 0b111) == {0: 2, 1: 3, 2: 2}

@@ -145,9 +145,10 @@ def measure_costs(config: RouteBenchConfig) -> list[dict[str, Any]]:
             decision = decision_cost(policy, routing, num_ranks, config.prompt_tokens)
             results.append(asdict(decision))
             print(f"{decision}", file=sys.stderr, flush=True)
-        index = index_cost(config.index_entries, num_ranks, num_refreshes=4)
-        results.append(asdict(index))
-        print(f"{index}", file=sys.stderr, flush=True)
+        for points_per_prompt in (1, 100):
+            index = index_cost(config.index_entries, num_ranks, 4, points_per_prompt)
+            results.append(asdict(index))
+            print(f"{index}", file=sys.stderr, flush=True)
     return results
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from homing.coordinator.loads import Slot
-from homing.coordinator.prefix_index import split_digests
 from homing.coordinator.router import RankRouter
 from homing.errors import WireError
 from homing.prefix import DIGEST_BYTES
@@ -24,9 +23,9 @@ def correct_guess(router: RankRouter, slot: Slot, events: KvEvents) -> tuple[int
     if (len(chains), num_dropped) != (events.num_stored, events.num_dropped):
         raise WireError(f"{len(chains)} sequences and {num_dropped} digests, other than announced")
     for chain in chains:
-        router.stored(slot, split_digests(chain))
+        router.stored(slot, chain)
     if num_dropped:
-        router.dropped(slot, split_digests(dropped))
+        router.dropped(slot, dropped)
     return num_stored, num_dropped
 
 

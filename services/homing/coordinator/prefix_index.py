@@ -4,19 +4,23 @@
 
 A chain hash names the whole prefix, and a prompt's routing points are entered together: a rank that
 is down for a point is down for all the points before it, in the same generation. So the ranks that
-hold a prompt become fewer with its depth and never more, and where they do is found by bisection: a
-prompt of 131,072 tokens has 170 points, of which a look-up reads two to ten.
+hold a prompt become fewer with its depth and never more.
+
+**Runs**: points that follow one another and are held by the same ranks are one entry, the first
+one's, as an edge of a radix tree: a prompt of 131,072 tokens that nobody sent before enters as one,
+not as 170. A run parts where a rank comes to hold its beginning alone.
 
 **Expiry** is by two generations. Writes go to the young one; after half the TTL the young becomes
-the old, and the old is dropped. So what a rank was not sent for `ttl_s` is gone, entry by entry and
+the old, and the old is dropped. So what a rank was not sent for `ttl_s` is gone, run by run and
 rank by rank, and what it was sent is known for at least half of that. A dropped generation is
-taken apart a few entries at a time: two for each entry written, and some at each `advance`.
+taken apart a few runs at a time: two for each run written, and some at each `advance`.
 
-**Size**: when the young generation holds half of `max_entries`, the turn comes early.
+**Size**: when the young generation holds half of `max_entries` points, the turn comes early.
 
 **Corrections** come from engines that tell what they came to hold and what they lost. They lose a
 block before the one it continues, so the rule above holds. Where it does not, because something was
-never told, look-ups credit too much or too little, and that is all.
+never told, look-ups credit too much or too little, and that is all. They lose block by block: as
+soon as one has told anything, all runs are parted into single points, and new ones enter as such.
 
 **Slots** belong to one session of a rank. A closed slot is used again only when both generations
 that may hold its bit are gone, so no rank inherits the credit of another.
@@ -24,12 +28,10 @@ that may hold its bit are gone, so no rank inherits the credit of another.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
-from itertools import repeat
 from struct import Struct
 
 from homing.coordinator.loads import Slot
@@ -41,7 +43,7 @@ MAX_SLOTS = 4096
 index is emptied instead, which frees them at once."""
 
 FREED_PER_ADVANCE = 10_000
-"""Entries of a dropped generation taken apart at each `advance`: about a millisecond."""
+"""Runs of a dropped generation taken apart at each `advance`: a few milliseconds at most."""
 
 
 @lru_cache(maxsize=1024)
@@ -49,9 +51,119 @@ def _digests_struct(num_digests: int) -> Struct:
     return Struct(f"{DIGEST_BYTES}s" * num_digests)
 
 
-def split_digests(frame: bytes) -> tuple[bytes, ...]:
+def split_digests(joined: bytes) -> tuple[bytes, ...]:
     """The digests that a block hashes frame joins. Its length must be a multiple of a digest's."""
-    return _digests_struct(len(frame) // DIGEST_BYTES).unpack(frame)
+    return _digests_struct(len(joined) // DIGEST_BYTES).unpack(joined)
+
+
+class Generation:
+    """What was written in half a TTL. All prompts are digests at routing points, joined."""
+
+    def __init__(self) -> None:
+        # Two plain maps of bytes and ints, which the garbage collector does not look through.
+        self.masks: dict[bytes, int] = {}  # first digest of a run -> mask of slots
+        self._rests: dict[bytes, bytes] = {}  # and the digests that follow it, where there are any
+        self.num_points = 0
+
+    def holders(self, digests: bytes) -> list[tuple[int, int]]:
+        """Who holds how much of a prompt: ascending ends, in bytes, and the slots that hold all
+        up to there. Each set is part of the one before it."""
+        steps: list[tuple[int, int]] = []
+        at, held = 0, -1
+        while held and at < len(digests):
+            first = digests[at : at + DIGEST_BYTES]
+            held &= self.masks.get(first, 0)
+            if held:
+                at = self._end_of_common(digests, at, first)
+                steps.append((at, held))
+        return steps
+
+    def add(self, digests: bytes, bit: int) -> int:
+        """The slot of this bit was sent a prompt. Returns how many runs came to be."""
+        masks, at, before = self.masks, 0, len(self.masks)
+        while at < len(digests):
+            first = digests[at : at + DIGEST_BYTES]
+            mask = masks.get(first)
+            if mask is None:
+                self._put(digests[at:], bit)
+                break
+            at = self._end_of_common(digests, at, first, part=not mask & bit)
+            masks[first] = mask | bit
+        return len(masks) - before
+
+    def add_apart(self, digests: Sequence[bytes], slots: int) -> None:
+        """These slots have these digests; each enters for itself."""
+        masks = self.masks
+        for digest in digests:
+            self.num_points += digest not in masks
+            masks[digest] = masks.get(digest, 0) | slots
+
+    def part(self) -> None:
+        """Make single points of all runs."""
+        while self._rests:
+            first, rest = self._rests.popitem()
+            followers = split_digests(rest)
+            self.num_points -= len(followers)
+            self.add_apart(followers, self.masks[first])
+
+    def remove(self, digests: Sequence[bytes], bit: int) -> None:
+        """The slot of this bit has them no more, nor what follows them in a run."""
+        masks = self.masks
+        for digest in digests:
+            mask = masks.get(digest, 0)
+            if mask == bit:
+                del masks[digest]
+                self.num_points -= 1 + len(self._rests.pop(digest, b"")) // DIGEST_BYTES
+            elif mask & bit:
+                masks[digest] = mask ^ bit
+
+    def take_apart(self, num_runs: int) -> None:
+        """Forget so many runs, the youngest; there must be as many."""
+        masks, rests = self.masks, self._rests
+        for _ in range(num_runs):
+            rests.pop(masks.popitem()[0], None)
+
+    def _put(self, digests: bytes, mask: int) -> None:
+        first, rest = digests[:DIGEST_BYTES], digests[DIGEST_BYTES:]
+        self.masks[first] = mask
+        if rest:
+            self._rests[first] = rest
+        self.num_points += len(digests) // DIGEST_BYTES
+
+    def _end_of_common(self, digests: bytes, at: int, first: bytes, *, part: bool = False) -> int:
+        """Where a prompt and the run that they both have at `at` cease to agree, in bytes.
+
+        With `part` the run ends there from now on, and what followed becomes another.
+        """
+        at += DIGEST_BYTES
+        rest = self._rests.get(first)
+        if rest is None:
+            return at
+        if digests.startswith(rest, at):
+            return at + len(rest)
+        # Equal digests have equal ones before them: bisection.
+        low, high = 0, min(len(rest), len(digests) - at) // DIGEST_BYTES
+        while low < high:
+            middle = (low + high + 1) // 2
+            end = middle * DIGEST_BYTES
+            if digests.startswith(rest[end - DIGEST_BYTES : end], at + end - DIGEST_BYTES):
+                low = middle
+            else:
+                high = middle - 1
+        cut = low * DIGEST_BYTES
+        if part:
+            self._cut(first, rest, cut)
+        return at + cut
+
+    def _cut(self, first: bytes, rest: bytes, cut: int) -> None:
+        if cut:
+            self._rests[first] = rest[:cut]
+        else:
+            del self._rests[first]
+        back = rest[cut:]
+        self.num_points -= len(back) // DIGEST_BYTES
+        if back[:DIGEST_BYTES] not in self.masks:  # it is not, unless the hashes are no chain
+            self._put(back, self.masks[first])
 
 
 class PrefixIndex:
@@ -59,9 +171,9 @@ class PrefixIndex:
         self._period_s = ttl_s / 2
         self._max_young = max(1, max_entries // 2)
         self._turns_at = now + self._period_s
-        self._young: dict[bytes, int] = {}  # block hash -> mask of slots
-        self._old: dict[bytes, int] = {}
-        self._dropped: deque[dict[bytes, int]] = deque()  # being taken apart
+        self._young, self._old = Generation(), Generation()
+        self._dropped: deque[Generation] = deque()  # being taken apart
+        self._is_told = False  # by some engine, of what it holds
         self._free_slots: list[Slot] = []  # a heap: low slots keep the masks narrow
         self._closed_before: list[Slot] = []  # free after the next turn
         self._closed: list[Slot] = []  # free after the turn after it
@@ -69,89 +181,56 @@ class PrefixIndex:
 
     @property
     def num_entries(self) -> int:
-        """Entries held, those that are in both generations counted twice."""
-        return len(self._young) + len(self._old)
+        """Points held, those that are in both generations counted twice."""
+        return self._young.num_points + self._old.num_points
 
-    def match(self, digests: Sequence[bytes], depths: Sequence[int], slots: int) -> list[Match]:
-        """Part `slots` by how much of the prompt each holds.
+    def match(self, digests: bytes, depths: Sequence[int], slots: int) -> list[Match]:
+        """Part `slots` by how much of the prompt each holds; who holds least first.
 
-        `digests[i]` is the hash of the prompt's block `depths[i] - 1`, ascending.
+        The i-th of the joined digests is the hash of the prompt's block `depths[i] - 1`; the depths
+        ascend.
         """
-        if not digests:
+        steps = self._young.holders(digests) + self._old.holders(digests)
+        if not steps:
             return [Match(0, slots)]
-        held = self._holders(digests[0]) & slots
-        if not held:  # tried first: most ranks hold nothing of a prompt
-            return [Match(0, slots)]
-        matches = [] if held == slots else [Match(0, slots ^ held)]
-        at_end = self._holders(digests[-1]) & held
-        if held != at_end:
-            parts, at_end = self._part(digests, depths, held, at_end)
-            matches += parts
-        if at_end:
-            matches.append(Match(depths[-1], at_end))
+        matches: list[Match] = []
+        steps.sort(reverse=True)
+        for end, held in steps:
+            if deepest := held & slots:
+                matches.append(Match(depths[end // DIGEST_BYTES - 1], deepest))
+                slots ^= deepest
+        if slots:
+            matches.append(Match(0, slots))
+        matches.reverse()
         return matches
 
-    def _part(
-        self, digests: Sequence[bytes], depths: Sequence[int], held: int, at_end: int
-    ) -> tuple[list[Match], int]:
-        """Part those that hold the first point, `held`, and not the last; and who is left there."""
+    def record(self, digests: bytes, slot: Slot) -> None:
+        """A prompt of these blocks was sent to `slot`."""
+        if self._is_told:
+            self.store(digests, slot)
+        elif num_new := self._young.add(digests, 1 << slot):
+            self._written(num_new)
 
-        def fewer_hold(digest: bytes) -> bool:
-            return self._holders(digest) & held != held
+    def store(self, digests: bytes, slot: Slot) -> None:
+        """`slot` holds these blocks of a prompt, by its own word."""
+        self._part_runs()
+        apart = split_digests(digests)
+        self._young.add_apart(apart, 1 << slot)
+        self._written(len(apart))
 
-        matches: list[Match] = []
-        point = 1  # `held` is who holds all points before it
-        while held != at_end:
-            # The next that fewer hold is one of these, or the last.
-            point = bisect_left(digests, True, point, len(digests) - 1, key=fewer_hold)
-            left = self._holders(digests[point]) & held
-            matches.append(Match(depths[point - 1], held ^ left))
-            held, at_end, point = left, at_end & left, point + 1
-        return matches, at_end
-
-    def _holders(self, digest: bytes) -> int:
-        return self._young.get(digest, 0) | self._old.get(digest, 0)
-
-    def record(self, digests: Sequence[bytes], slot: Slot) -> None:
-        """A prompt of these blocks was sent to `slot`; there is at least one."""
-        young, bit = self._young, 1 << slot
-        if digests[0] not in young:  # then nor is any other
-            young.update(zip(digests, repeat(bit)))  # one call
-        elif young.get(digests[-1], 0) & bit:
-            return
-        else:
-            held = bisect_left(digests, True, key=lambda digest: not young.get(digest, 0) & bit)
-            for digest in digests[held:]:
-                young[digest] = young.get(digest, 0) | bit
-        self._written(len(digests))
-
-    def store(self, digests: Sequence[bytes], slot: Slot) -> None:
-        """`slot` holds these blocks of a prompt, by its own word.
-
-        Unlike `record` it writes them all: some may have been taken away since they were sent.
-        """
-        young, bit = self._young, 1 << slot
-        for digest in digests:
-            young[digest] = young.get(digest, 0) | bit
-        self._written(len(digests))
-
-    def drop(self, digests: Sequence[bytes], slot: Slot) -> None:
+    def drop(self, digests: bytes, slot: Slot) -> None:
         """`slot` holds these blocks no more, by its own word."""
-        bit = 1 << slot
+        self._part_runs()
+        apart = split_digests(digests)
         for generation in (self._young, self._old):
-            for digest in digests:
-                mask = generation.get(digest, 0)
-                if mask == bit:
-                    del generation[digest]
-                elif mask & bit:
-                    generation[digest] = mask ^ bit
+            generation.remove(apart, 1 << slot)
 
     def advance(self, now: float) -> None:
         """Let time pass: expire what is due. Call it often."""
         while now >= self._turns_at:
             self._turn()
             self._turns_at += self._period_s
-            if not self._young and not self._old:
+            if not self.num_entries:
                 self._turns_at = max(self._turns_at, now + self._period_s)
         self._take_apart(FREED_PER_ADVANCE)
 
@@ -173,25 +252,31 @@ class PrefixIndex:
         """The session that had this slot is over."""
         self._closed.append(slot)
 
-    def _written(self, num_entries: int) -> None:
+    def _part_runs(self) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._young.part()
+            self._old.part()
+
+    def _written(self, num_runs: int) -> None:
         if self._dropped:
-            self._take_apart(2 * num_entries)
-        if len(self._young) >= self._max_young:
+            self._take_apart(2 * num_runs)
+        if self._young.num_points >= self._max_young:
             self._turn()
 
     def _turn(self) -> None:
-        if self._old:
+        if self._old.masks:
             self._dropped.append(self._old)
-        self._old, self._young = self._young, {}
+        self._old, self._young = self._young, Generation()
         for slot in self._closed_before:
             heappush(self._free_slots, slot)
         self._closed_before, self._closed = self._closed, []
 
-    def _take_apart(self, num_entries: int) -> None:
-        while self._dropped and num_entries > 0:
+    def _take_apart(self, num_runs: int) -> None:
+        while self._dropped and num_runs > 0:
             generation = self._dropped[0]
-            for _ in range(min(num_entries, len(generation))):
-                generation.popitem()
-                num_entries -= 1
-            if not generation:
+            num_now = min(num_runs, len(generation.masks))
+            generation.take_apart(num_now)
+            num_runs -= num_now
+            if not generation.masks:
                 self._dropped.popleft()

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from homing.coordinator.backlog import RankReport
 from homing.coordinator.loads import Slot
-from homing.coordinator.prefix_index import split_digests
 from homing.coordinator.router import Decision, RankRouter, RoutingConfig
 from homing.coordinator.step_model import StepSums
 from homing.errors import ConfigError
@@ -88,7 +87,7 @@ def replayed_decisions(entries: Sequence[Any]) -> Iterator[tuple[Decision, Decis
     for entry in entries[1:]:
         match entry:
             case ["route", hashes, num_prompt_tokens, block_size, now, recorded]:
-                digests = None if hashes is None else split_digests(bytes.fromhex(hashes))
+                digests = None if hashes is None else bytes.fromhex(hashes)
                 decision = router.route(digests, num_prompt_tokens, block_size, now)
                 decisions[decision.number] = decision
                 yield Decision(*recorded), decision
@@ -102,9 +101,9 @@ def replayed_decisions(entries: Sequence[Any]) -> Iterator[tuple[Decision, Decis
             case ["limit", slot, max_requests]:
                 router.limit(Slot(slot), max_requests)
             case ["stored", slot, hashes]:
-                router.stored(Slot(slot), split_digests(bytes.fromhex(hashes)))
+                router.stored(Slot(slot), bytes.fromhex(hashes))
             case ["dropped", slot, hashes]:
-                router.dropped(Slot(slot), split_digests(bytes.fromhex(hashes)))
+                router.dropped(Slot(slot), bytes.fromhex(hashes))
             case ["clear"]:
                 router.clear()
             case ["open_slot", _]:

@@ -21,7 +21,6 @@ from homing.coordinator.admission import Admission
 from homing.coordinator.events import Forward, Outbox, Send
 from homing.coordinator.history import History
 from homing.coordinator.loads import Slot
-from homing.coordinator.prefix_index import split_digests
 from homing.coordinator.records import Client, Engine, Holder, Request, RequestState
 from homing.coordinator.router import RankRouter
 from homing.coordinator.totals import Totals
@@ -246,7 +245,7 @@ class Requests:
     ) -> None:
         digests = None
         if self._router.reads_prefixes and submit.block_hashes is not None:
-            digests = split_digests(bytes(submit.block_hashes))
+            digests = bytes(submit.block_hashes)
         decision = self._router.route(digests, submit.num_prompt_tokens, block_size, now)
         engine = self._engine_of_slot[decision.slot]
         request = Request(

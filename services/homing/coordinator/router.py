@@ -142,11 +142,11 @@ class RankRouter:
     # Requests
 
     def route(
-        self, digests: Sequence[bytes] | None, num_prompt_tokens: int, block_size: int, now: float
+        self, digests: bytes | None, num_prompt_tokens: int, block_size: int, now: float
     ) -> Decision:
         """Choose a rank and charge it. Some rank must be available.
 
-        `digests` are the prompt's block hashes at its routing points; None: it was not hashed.
+        `digests` are the prompt's block hashes at its routing points, joined; None: not hashed.
         """
         loads, num_blocks = self.loads, num_prompt_tokens // block_size
         if digests is None or not self.reads_prefixes:
@@ -173,7 +173,7 @@ class RankRouter:
         if self.backlog:
             self.backlog.sent(slot, num_prompt_tokens, num_cached, now)
         if self._record:
-            joined = None if digests is None else b"".join(digests).hex()
+            joined = None if digests is None else digests.hex()
             self._record(
                 ["route", joined, num_prompt_tokens, block_size, now, [*astuple(decision)]]
             )
@@ -221,17 +221,17 @@ class RankRouter:
 
     # The index
 
-    def stored(self, slot: Slot, digests: Sequence[bytes]) -> None:
-        """An engine holds these blocks, which are a prompt's at its routing points."""
+    def stored(self, slot: Slot, digests: bytes) -> None:
+        """An engine holds these blocks, which are a prompt's at its routing points, joined."""
         self.index.store(digests, slot)
         if self._record:
-            self._record(["stored", slot, b"".join(digests).hex()])
+            self._record(["stored", slot, digests.hex()])
 
-    def dropped(self, slot: Slot, digests: Sequence[bytes]) -> None:
+    def dropped(self, slot: Slot, digests: bytes) -> None:
         """An engine holds these blocks no more."""
         self.index.drop(digests, slot)
         if self._record:
-            self._record(["dropped", slot, b"".join(digests).hex()])
+            self._record(["dropped", slot, digests.hex()])
 
     def advance(self, now: float) -> None:
         """Let time pass. Call it often."""

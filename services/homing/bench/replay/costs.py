@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from homing.coordinator.loads import Slot
@@ -45,13 +45,12 @@ def decision_cost(
     for digests in known:
         for _ in range(NUM_HOLDERS):
             num_held = rng.randint(1, len(points))
-            router.index.record(digests[:num_held], Slot(rng.randrange(num_ranks)))
+            router.index.record(digests[: num_held * DIGEST_BYTES], Slot(rng.randrange(num_ranks)))
 
-    def best_us(prompts: Iterator[Sequence[bytes]]) -> float:
+    def best_us(prompts: Iterator[bytes]) -> float:
         best = float("inf")
         for _ in range(NUM_BATCHES):
-            # Copies, as from the wire: the hash of a bytes object is kept in it.
-            batch = [[bytes(bytearray(d)) for d in next(prompts)] for _ in range(BATCH)]
+            batch = [next(prompts) for _ in range(BATCH)]
             started = time.perf_counter()
             decisions = [router.route(d, num_prompt_tokens, BLOCK_TOKENS, 0.0) for d in batch]
             best = min(best, time.perf_counter() - started)
@@ -72,6 +71,7 @@ def decision_cost(
 @dataclass(frozen=True)
 class IndexCost:
     ranks: int
+    points_per_prompt: int
     entries: int
     bytes_per_entry: float
     refreshes: int
@@ -81,24 +81,29 @@ class IndexCost:
     refreshed_bytes_per_entry: float
 
 
-def index_cost(num_entries: int, num_ranks: int, num_refreshes: int) -> IndexCost:
+def index_cost(
+    num_entries: int, num_ranks: int, num_refreshes: int, points_per_prompt: int
+) -> IndexCost:
     """Memory of an index filled to `num_entries`, and of one refreshed over and over.
+
+    Prompts of one point have nothing that the index could hold as one: the most bytes an entry.
 
     The refreshed one holds half as many blocks, which both generations then have: it is as full.
     """
     tracemalloc.start()
     try:
-        filled = _filled_index(num_entries, num_ranks, num_refreshes=0)
+        filled = _filled_index(num_entries, num_ranks, 0, points_per_prompt)
         filled_entries, filled_bytes = filled.num_entries, tracemalloc.get_traced_memory()[0]
         del filled
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
-        refreshed = _filled_index(num_entries // 2, num_ranks, num_refreshes)
+        refreshed = _filled_index(num_entries // 2, num_ranks, num_refreshes, points_per_prompt)
         refreshed_bytes = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
     return IndexCost(
         ranks=num_ranks,
+        points_per_prompt=points_per_prompt,
         entries=filled_entries,
         bytes_per_entry=filled_bytes / filled_entries,
         refreshes=num_refreshes,
@@ -107,14 +112,16 @@ def index_cost(num_entries: int, num_ranks: int, num_refreshes: int) -> IndexCos
     )
 
 
-def _filled_index(num_blocks: int, num_ranks: int, num_refreshes: int) -> PrefixIndex:
-    """An index that was sent the same blocks again and again, as prompts of 100 points each."""
+def _filled_index(
+    num_blocks: int, num_ranks: int, num_refreshes: int, points_per_prompt: int
+) -> PrefixIndex:
+    """An index that was sent the same prompts again and again."""
     index = PrefixIndex(ttl_s=300.0, max_entries=4 * num_blocks, now=0.0)
     for turn in range(1 + num_refreshes):
-        for first in range(0, num_blocks, 100):
-            names = range(first, min(first + 100, num_blocks))
-            digests = [name.to_bytes(DIGEST_BYTES, "little") for name in names]
-            index.record(digests, Slot((first // 100 + turn) % num_ranks))
+        for number, first in enumerate(range(0, num_blocks, points_per_prompt)):
+            names = range(first, min(first + points_per_prompt, num_blocks))
+            digests = b"".join(name.to_bytes(DIGEST_BYTES, "little") for name in names)
+            index.record(digests, Slot((number + turn) % num_ranks))
         if turn < num_refreshes:
             index.advance(150.0 * (1 + turn))
     for _ in range(1000):  # what was dropped is taken apart in passing
@@ -122,5 +129,5 @@ def _filled_index(num_blocks: int, num_ranks: int, num_refreshes: int) -> Prefix
     return index
 
 
-def _digests(rng: random.Random, count: int) -> list[bytes]:
-    return [rng.randbytes(DIGEST_BYTES) for _ in range(count)]
+def _digests(rng: random.Random, count: int) -> bytes:
+    return rng.randbytes(DIGEST_BYTES * count)

@@ -122,8 +122,8 @@ def reusable_share(workload: Workload) -> float:
 
 def routing_digests(
     turn: Turn, block_tokens: int, router_block_tokens: int, own_id: int
-) -> list[bytes]:
-    """Stand-ins for the digests a client would send: equal where the hashes would be equal.
+) -> bytes:
+    """Stand-ins for the joined digests a client would send: equal where the hashes would be.
 
     A trace block is parted into the router's blocks. Of the prompt's rest, after its last full
     trace block, the digests are the request's own.
@@ -132,7 +132,7 @@ def routing_digests(
     places, rest = _places(num_blocks, len(turn.block_ids), block_tokens // router_block_tokens)
     ids, pack = turn.block_ids, _DIGEST.pack
     digests = [pack(ids[block], depth) for block, depth in places]
-    return digests + [pack(own_id | _OWN, depth) for depth in rest]
+    return b"".join(digests + [pack(own_id | _OWN, depth) for depth in rest])
 
 
 @lru_cache(maxsize=4096)
