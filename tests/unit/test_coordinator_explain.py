@@ -51,7 +51,9 @@ def test_a_decision_is_told_with_the_score_of_each_rank() -> None:
 def test_by_every_policy_the_chosen_rank_has_the_best_score(policy: str) -> None:
     router = new_router(policy, num_ranks=4)
     for number in range(12):
-        router.route(PROMPT[: 16 * (1 + number % 4)], (1 + number % 4) * BLOCK, BLOCK, float(number))
+        router.route(
+            PROMPT[: 16 * (1 + number % 4)], (1 + number % 4) * BLOCK, BLOCK, float(number)
+        )
     assert len(told(router, num_ranks=4)) == 12
     for decision in told(router, num_ranks=4):
         best = max(score["score"] for score in decision["scores"])

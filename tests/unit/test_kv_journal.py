@@ -229,10 +229,10 @@ def router_of_one_rank() -> tuple[RankRouter, Slot]:
     return router, slot
 
 
-def points_of(tokens: Sequence[int]) -> tuple[list[bytes], tuple[int, ...]]:
+def points_of(tokens: Sequence[int]) -> tuple[bytes, tuple[int, ...]]:
     hashes = hashes_of(tokens)
     depths = routing_points(len(hashes))
-    return [hashes[depth - 1] for depth in depths], depths
+    return b"".join(hashes[depth - 1] for depth in depths), depths
 
 
 def route(router: RankRouter, tokens: Sequence[int]) -> None:

@@ -256,9 +256,7 @@ class PlainIndex:
         self.old, self.young = self.young, {}
 
     def depth_of(self, chain: bytes, slot: int) -> int:
-        known = [
-            (d, slot) in self.young or (d, slot) in self.old for d in split_digests(chain)
-        ]
+        known = [(d, slot) in self.young or (d, slot) in self.old for d in split_digests(chain)]
         return (*known, False).index(False)
 
     @property

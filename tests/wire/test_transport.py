@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import zmq
@@ -12,6 +16,7 @@ import zmq
 from homing.errors import ConfigError
 from homing.transport import AsyncDealer, Dealer, Router, SendResult, peer_identity
 from homing.transport import frames as frames_
+from homing.transport.connections import SEND_BUFFER_BYTES
 from homing.transport.frames import MAX_BURST, ZERO_COPY_BYTES
 from tests.support.tcp_proxy import TcpProxy
 
@@ -38,6 +43,30 @@ def test_frames_of_every_size_arrive_whole_and_are_forwarded_as_they_came(size):
     assert router.send(IDENTITY, frames) is SendResult.SENT
     echoed = next(dealer.receive(30))
     assert [bytes(memoryview(f)) for f in echoed] == [b"metadata", payload]
+    dealer.close()
+    router.close()
+
+
+def send_buffers(path: str) -> list[int]:
+    """Of this process's ends of connections to the Unix socket at `path`."""
+    sizes: list[int] = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(descriptor))) as end:
+            if end.family == socket.AF_UNIX and path in (end.getpeername(), end.getsockname()):
+                sizes.append(end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+    return sizes
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="it looks at its descriptors there")
+def test_both_ends_of_an_ipc_connection_have_room_for_a_long_prompt(tmp_path: Path):
+    granted = min(SEND_BUFFER_BYTES, int(Path("/proc/sys/net/core/wmem_max").read_text()))
+    router = Router(f"ipc://{tmp_path}/s", send_queue=10)
+    dealer = Dealer(router.address, IDENTITY)
+    deadline = time.monotonic() + 30
+    while send_buffers(f"{tmp_path}/s") != [2 * granted] * 2:  # the kernel doubles it
+        assert time.monotonic() < deadline
+        router.receive(0.01)
+        list(dealer.receive(0.01))
     dealer.close()
     router.close()
 

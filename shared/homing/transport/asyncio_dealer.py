@@ -10,7 +10,7 @@ import zmq
 from typing_extensions import Buffer
 
 from homing.transport import frames as frames_
-from homing.transport.connection import Connection
+from homing.transport.connections import Connections
 from homing.transport.keys import Keys, connect_with
 
 log = logging.getLogger(__name__)
@@ -40,12 +40,13 @@ class AsyncDealer:
         self._socket.setsockopt(zmq.IDENTITY, identity)
         if keys:
             connect_with(self._socket, keys)
-        self._connection = Connection(self._socket, address)
+        self._connections = Connections(self._socket)
+        self._connections.connect(address)
         self._fd = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._turn)
-        self._monitor_fd = int(self._connection.monitor.getsockopt(zmq.FD))
-        self._loop.add_reader(self._monitor_fd, self._look_at_connection)
-        self._connection.broke()  # the descriptor signals only to who found nothing before
+        self._monitor_fd = self._connections.fileno()
+        self._loop.add_reader(self._monitor_fd, self._look_at_connections)
+        self._connections.broke()  # the descriptor signals only to who found nothing before
         self._ask_for_turn()
 
     def send(self, frames: Sequence[Buffer]) -> None:
@@ -59,11 +60,11 @@ class AsyncDealer:
         if not self._socket.closed:
             self._loop.remove_reader(self._fd)
             self._loop.remove_reader(self._monitor_fd)
-            self._connection.close()
+            self._connections.close()
             self._socket.close(linger=round(linger_s * 1000))
 
-    def _look_at_connection(self) -> None:
-        if not self._socket.closed and self._connection.broke():
+    def _look_at_connections(self) -> None:
+        if not self._socket.closed and self._connections.broke():
             self._on_lost_connection()
 
     def _ask_for_turn(self) -> None:

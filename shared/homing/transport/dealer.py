@@ -11,7 +11,7 @@ import zmq
 from typing_extensions import Buffer
 
 from homing.transport import frames as frames_
-from homing.transport.connection import Connection
+from homing.transport.connections import Connections
 from homing.transport.keys import Keys, connect_with
 
 log = logging.getLogger(__name__)
@@ -29,21 +29,17 @@ class Dealer:
         self._socket.setsockopt(zmq.IDENTITY, identity)
         if keys:
             connect_with(self._socket, keys)
-        self._connection = Connection(self._socket, address)
+        self._connections = Connections(self._socket)
+        self._connections.connect(address)
         self._wakened, self._waker = socketpair()
         self._waker.setblocking(False)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._wakened, zmq.POLLIN)
-        self._poller.register(self._connection.monitor, zmq.POLLIN)
+        self._connections.poll_also(self._wakened)
 
     def receive(self, timeout_s: float) -> Iterator[list[Buffer]]:
         """Wait up to `timeout_s` (0: not at all) for a message or `wake`, then yield a burst."""
-        if timeout_s:
-            ready = dict(self._poller.poll(round(timeout_s * 1000)))
-            if self._wakened.fileno() in ready:
-                self._wakened.recv(4096)
-        self.lost_connection |= self._connection.broke()
+        if timeout_s and self._wakened.fileno() in self._connections.poll(timeout_s):
+            self._wakened.recv(4096)
+        self.lost_connection |= self._connections.broke()
         yield from frames_.drain(self._socket)
 
     def wake(self) -> None:
@@ -58,7 +54,7 @@ class Dealer:
 
     def close(self, *, linger_s: float = 0.0) -> None:
         """Close, waiting up to `linger_s` in the background for what is unsent."""
-        self._connection.close()
+        self._connections.close()
         self._socket.close(linger=round(linger_s * 1000))
         self._wakened.close()
         self._waker.close()

@@ -10,6 +10,7 @@ from typing_extensions import Buffer
 
 from homing.errors import ConfigError
 from homing.transport import frames as frames_
+from homing.transport.connections import Connections
 from homing.transport.gate import Gate, comes_from_its_role
 from homing.transport.keys import Keys
 
@@ -42,6 +43,7 @@ class Router:
         # out.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._connections = Connections(self._socket, breaks=False)
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -52,7 +54,7 @@ class Router:
     def receive(self, timeout_s: float) -> list[tuple[bytes, list[Buffer]]]:
         """Wait up to `timeout_s` for a message. A burst of (sender identity, frames)."""
         burst: list[tuple[bytes, list[Buffer]]] = []
-        if not self._socket.poll(round(timeout_s * 1000), zmq.POLLIN):
+        if not self._connections.poll(timeout_s):
             return burst
         receive, admits = self._socket.recv, self._admits
         for _ in range(frames_.MAX_BURST):
@@ -79,6 +81,7 @@ class Router:
         return SendResult.SENT
 
     def close(self) -> None:
+        self._connections.close()
         self._socket.close()
         if self._own_context:
             self._own_context.term()

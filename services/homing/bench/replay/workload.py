@@ -120,9 +120,7 @@ def reusable_share(workload: Workload) -> float:
     return reused / total if total else 0.0
 
 
-def routing_digests(
-    turn: Turn, block_tokens: int, router_block_tokens: int, own_id: int
-) -> bytes:
+def routing_digests(turn: Turn, block_tokens: int, router_block_tokens: int, own_id: int) -> bytes:
     """Stand-ins for the joined digests a client would send: equal where the hashes would be.
 
     A trace block is parted into the router's blocks. Of the prompt's rest, after its last full
