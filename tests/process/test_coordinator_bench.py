@@ -9,6 +9,7 @@ import sys
 
 def test_the_bench_prints_one_json_object_with_a_result_for_each_size() -> None:
     flags = "--ranks 2 --clients 1 --prompt-tokens 128,2048 --index-entries 500 --seconds 0.5"
+    flags += " --rounds 1"
     command = [sys.executable, "-m", "homing.cli", "bench", "coordinator", *flags.split()]
     process = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert process.returncode == 0, process.stderr

@@ -7,7 +7,8 @@ I/O thread included, divided by what it handled meanwhile.
 A request costs `submission + outputs * output`. Each size runs twice, with `outputs` Outputs a
 request and with one, and the two give both unknowns; settling the finished request is part of the
 submission. The bare loop sends each Submit back where it came from: what no router in Python can
-undercut, measured in the same minute on the same machine.
+undercut, measured in the same minute on the same machine. The three take turns, and the median of
+each counts: a machine's pace wanders.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import tyro
@@ -47,7 +49,9 @@ class CoordinatorBenchConfig:
     """Share of requests whose whole prefix is in the index; the prefix of the others is new."""
     index_entries: int = 100_000
     """Entries in the index before anything is measured."""
-    seconds: float = 3.0
+    rounds: int = 3
+    """Of each size. The medians of its runs count."""
+    seconds: float = 2.0
     """Duration of each run."""
     policy: str = "prefix_affinity"
     """Routing policy of the coordinator."""
@@ -131,6 +135,7 @@ def run(config: CoordinatorBenchConfig) -> dict[str, Any]:
         "outstanding_per_client": config.outstanding,
         "outputs_per_request": config.outputs,
         "hit_share": config.hit_share,
+        "rounds": config.rounds,
         "index_entries_at_start": config.index_entries,
         "cpus": len(os.sched_getaffinity(0)),
         "submission_cpu": f"solved from runs with {config.outputs} Outputs a request and with 1",
@@ -166,19 +171,27 @@ def _measure(
     prompt_tokens: int,
     config: CoordinatorBenchConfig,
 ) -> dict[str, Any]:
-    many = bench.run_clients(coordinator, address, prompt_tokens, outputs=config.outputs)
-    one = bench.run_clients(coordinator, address, prompt_tokens, outputs=1)
-    echo = bench.run_clients(bare, bare_address, prompt_tokens, outputs=1)
-    per_output = (many.cpu_us_per_request - one.cpu_us_per_request) / (config.outputs - 1)
+    many: list[Load] = []
+    one: list[Load] = []
+    echo: list[Load] = []
+    for _ in range(config.rounds):
+        many.append(bench.run_clients(coordinator, address, prompt_tokens, outputs=config.outputs))
+        one.append(bench.run_clients(coordinator, address, prompt_tokens, outputs=1))
+        echo.append(bench.run_clients(bare, bare_address, prompt_tokens, outputs=1))
+    per_output = (_cpu_us(many) - _cpu_us(one)) / (config.outputs - 1)
     return {
         "prompt_tokens": prompt_tokens,
-        "requests_per_s": round(many.requests / many.seconds, 1),
-        "cpu_us_per_request": round(many.cpu_us_per_request, 1),
+        "requests_per_s": round(median(load.requests / load.seconds for load in many), 1),
+        "cpu_us_per_request": round(_cpu_us(many), 1),
         "cpu_us_per_output": round(per_output, 1),
-        "submission_cpu_us": round(one.cpu_us_per_request - per_output, 1),
-        "bare_router_cpu_us": round(echo.cpu_us_per_request, 1),
-        "num_requests": many.requests,
+        "submission_cpu_us": round(_cpu_us(one) - per_output, 1),
+        "bare_router_cpu_us": round(_cpu_us(echo), 1),
+        "num_requests": sum(load.requests for load in many),
     }
+
+
+def _cpu_us(loads: list[Load]) -> float:
+    return median(load.cpu_us_per_request for load in loads)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -69,13 +69,13 @@ class Generation:
         """Who holds how much of a prompt: ascending ends, in bytes, and the slots that hold all
         up to there. Each set is part of the one before it."""
         steps: list[tuple[int, int]] = []
-        at, held = 0, -1
-        while held and at < len(digests):
+        at, first = 0, digests[:DIGEST_BYTES]
+        held = self.masks.get(first, 0)
+        while held:
+            at = self._end_of_common(digests, at, first)
+            steps.append((at, held))
             first = digests[at : at + DIGEST_BYTES]
             held &= self.masks.get(first, 0)
-            if held:
-                at = self._end_of_common(digests, at, first)
-                steps.append((at, held))
         return steps
 
     def add(self, digests: bytes, bit: int) -> int:
@@ -87,8 +87,11 @@ class Generation:
             if mask is None:
                 self._put(digests[at:], bit)
                 break
-            at = self._end_of_common(digests, at, first, part=not mask & bit)
-            masks[first] = mask | bit
+            if mask & bit:
+                at = self._end_of_common(digests, at, first)
+            else:
+                at = self._end_of_common(digests, at, first, part=True)
+                masks[first] = mask | bit
         return len(masks) - before
 
     def add_apart(self, digests: Sequence[bytes], slots: int) -> None:
@@ -130,7 +133,7 @@ class Generation:
             self._rests[first] = rest
         self.num_points += len(digests) // DIGEST_BYTES
 
-    def _end_of_common(self, digests: bytes, at: int, first: bytes, *, part: bool = False) -> int:
+    def _end_of_common(self, digests: bytes, at: int, first: bytes, part: bool = False) -> int:
         """Where a prompt and the run that they both have at `at` cease to agree, in bytes.
 
         With `part` the run ends there from now on, and what followed becomes another.
@@ -193,8 +196,9 @@ class PrefixIndex:
         steps = self._young.holders(digests) + self._old.holders(digests)
         if not steps:
             return [Match(0, slots)]
+        if len(steps) > 1:
+            steps.sort(reverse=True)
         matches: list[Match] = []
-        steps.sort(reverse=True)
         for end, held in steps:
             if deepest := held & slots:
                 matches.append(Match(depths[end // DIGEST_BYTES - 1], deepest))

@@ -49,6 +49,7 @@ class Connection(ASGIHTTPConnection):
             return
         request = self._create_request_from_scope(send)
         request.body.set_result(body)
+        request.body_timeout = None  # it is here: to wait for it would take a task
         answering = asyncio.current_task()
         assert answering is not None
         watching = asyncio.create_task(self._watch(receive, answering))
