@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -51,6 +51,9 @@ def send_buffers(path: str) -> list[int]:
     """Of this process's ends of connections to the Unix socket at `path`."""
     sizes: list[int] = []
     for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+                continue
         with suppress(OSError), socket.socket(fileno=os.dup(int(descriptor))) as end:
             if end.family == socket.AF_UNIX and path in (end.getpeername(), end.getsockname()):
                 sizes.append(end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
@@ -68,6 +71,28 @@ def test_both_ends_of_an_ipc_connection_have_room_for_a_long_prompt(tmp_path: Pa
         router.receive(0.01)
         list(dealer.receive(0.01))
     dealer.close()
+    router.close()
+
+
+def test_connections_that_come_and_go_unseen_hold_up_nobody_and_leave_no_descriptor(
+    tmp_path: Path,
+):
+    """Nobody reads what libzmq tells of them, and their numbers become other files'."""
+    router = Router(f"ipc://{tmp_path}/s", send_queue=10)
+    descriptors = os.listdir("/dev/fd")
+    for _ in range(2500):
+        with socket.socket(socket.AF_UNIX) as visitor:
+            visitor.settimeout(30)
+            visitor.connect(f"{tmp_path}/s")
+            assert visitor.recv(10), "it is greeted"
+    dealer = Dealer(router.address, IDENTITY)
+    dealer.send([b"x"])
+    assert receive_one(router) == (IDENTITY, [b"x"])
+    dealer.close()
+    with ExitStack() as files:
+        others = [files.enter_context(open(os.devnull)) for _ in range(50)]
+        router.receive(0)
+        assert len(os.listdir("/dev/fd")) < len(descriptors) + len(others) + 20
     router.close()
 
 

@@ -7,8 +7,8 @@ I/O thread included, divided by what it handled meanwhile.
 A request costs `submission + outputs * output`. Each size runs twice, with `outputs` Outputs a
 request and with one, and the two give both unknowns; settling the finished request is part of the
 submission. The bare loop sends each Submit back where it came from: what no router in Python can
-undercut, measured in the same minute on the same machine. The three take turns, and the median of
-each counts: a machine's pace wanders.
+undercut, measured in the same minute on the same machine. The three take turns, and of what each
+round gives the median counts: a machine's pace wanders.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CoordinatorBenchConfig:
     index_entries: int = 100_000
     """Entries in the index before anything is measured."""
     rounds: int = 3
-    """Of each size. The medians of its runs count."""
+    """Of each size. The medians count."""
     seconds: float = 2.0
     """Duration of each run."""
     policy: str = "prefix_affinity"
@@ -171,27 +171,27 @@ def _measure(
     prompt_tokens: int,
     config: CoordinatorBenchConfig,
 ) -> dict[str, Any]:
-    many: list[Load] = []
-    one: list[Load] = []
-    echo: list[Load] = []
+    loads: list[tuple[Load, Load, Load]] = []
     for _ in range(config.rounds):
-        many.append(bench.run_clients(coordinator, address, prompt_tokens, outputs=config.outputs))
-        one.append(bench.run_clients(coordinator, address, prompt_tokens, outputs=1))
-        echo.append(bench.run_clients(bare, bare_address, prompt_tokens, outputs=1))
-    per_output = (_cpu_us(many) - _cpu_us(one)) / (config.outputs - 1)
+        many = bench.run_clients(coordinator, address, prompt_tokens, outputs=config.outputs)
+        one = bench.run_clients(coordinator, address, prompt_tokens, outputs=1)
+        echo = bench.run_clients(bare, bare_address, prompt_tokens, outputs=1)
+        loads.append((many, one, echo))
+    spare = config.outputs - 1
+    per_output = [(m.cpu_us_per_request - o.cpu_us_per_request) / spare for m, o, _ in loads]
+    submission = [
+        one.cpu_us_per_request - output
+        for (_, one, _), output in zip(loads, per_output, strict=True)
+    ]
     return {
         "prompt_tokens": prompt_tokens,
-        "requests_per_s": round(median(load.requests / load.seconds for load in many), 1),
-        "cpu_us_per_request": round(_cpu_us(many), 1),
-        "cpu_us_per_output": round(per_output, 1),
-        "submission_cpu_us": round(_cpu_us(one) - per_output, 1),
-        "bare_router_cpu_us": round(_cpu_us(echo), 1),
-        "num_requests": sum(load.requests for load in many),
+        "requests_per_s": round(median(many.requests / many.seconds for many, _, _ in loads), 1),
+        "cpu_us_per_request": round(median(many.cpu_us_per_request for many, _, _ in loads), 1),
+        "cpu_us_per_output": round(median(per_output), 1),
+        "submission_cpu_us": round(median(submission), 1),
+        "bare_router_cpu_us": round(median(echo.cpu_us_per_request for _, _, echo in loads), 1),
+        "num_requests": sum(many.requests for many, _, _ in loads),
     }
-
-
-def _cpu_us(loads: list[Load]) -> float:
-    return median(load.cpu_us_per_request for load in loads)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,14 +13,15 @@ not as 170. A run parts where a rank comes to hold its beginning alone.
 **Expiry** is by two generations. Writes go to the young one; after half the TTL the young becomes
 the old, and the old is dropped. So what a rank was not sent for `ttl_s` is gone, run by run and
 rank by rank, and what it was sent is known for at least half of that. A dropped generation is
-taken apart a few runs at a time: two for each run written, and some at each `advance`.
+taken apart a few runs at a time: two for each point written, and some at each `advance`.
 
 **Size**: when the young generation holds half of `max_entries` points, the turn comes early.
 
 **Corrections** come from engines that tell what they came to hold and what they lost. They lose a
 block before the one it continues, so the rule above holds. Where it does not, because something was
 never told, look-ups credit too much or too little, and that is all. They lose block by block: as
-soon as one has told anything, all runs are parted into single points, and new ones enter as such.
+soon as one has told anything, all runs are parted into single points, and from then on prompts
+enter as such and are looked up point by point, until the index is cleared.
 
 **Slots** belong to one session of a rank. A closed slot is used again only when both generations
 that may hold its bit are gone, so no rank inherits the credit of another.
@@ -56,13 +57,15 @@ def split_digests(joined: bytes) -> tuple[bytes, ...]:
     return _digests_struct(len(joined) // DIGEST_BYTES).unpack(joined)
 
 
-class Generation:
-    """What was written in half a TTL. All prompts are digests at routing points, joined."""
+class Runs:
+    """One generation. All prompts are digests at routing points, joined."""
 
     def __init__(self) -> None:
-        # Two plain maps of bytes and ints, which the garbage collector does not look through.
-        self.masks: dict[bytes, int] = {}  # first digest of a run -> mask of slots
-        self._rests: dict[bytes, bytes] = {}  # and the digests that follow it, where there are any
+        # Maps of bytes and ints, which the garbage collector does not look through.
+        self.masks: dict[bytes, int] = {}
+        """First digest of a run -> mask of the slots that have the run."""
+        self._rests: dict[bytes, bytes] = {}
+        """And -> the digests that follow it, where there are any."""
         self.num_points = 0
 
     def holders(self, digests: bytes) -> list[tuple[int, int]]:
@@ -79,8 +82,8 @@ class Generation:
         return steps
 
     def add(self, digests: bytes, bit: int) -> int:
-        """The slot of this bit was sent a prompt. Returns how many runs came to be."""
-        masks, at, before = self.masks, 0, len(self.masks)
+        """The slot of this bit was sent a prompt. Returns how many points are new."""
+        masks, at, before = self.masks, 0, self.num_points
         while at < len(digests):
             first = digests[at : at + DIGEST_BYTES]
             mask = masks.get(first)
@@ -92,7 +95,7 @@ class Generation:
             else:
                 at = self._end_of_common(digests, at, first, part=True)
                 masks[first] = mask | bit
-        return len(masks) - before
+        return self.num_points - before
 
     def add_apart(self, digests: Sequence[bytes], slots: int) -> None:
         """These slots have these digests; each enters for itself."""
@@ -109,14 +112,14 @@ class Generation:
             self.num_points -= len(followers)
             self.add_apart(followers, self.masks[first])
 
-    def remove(self, digests: Sequence[bytes], bit: int) -> None:
-        """The slot of this bit has them no more, nor what follows them in a run."""
+    def remove_apart(self, digests: Sequence[bytes], bit: int) -> None:
+        """The slot of this bit has these no more. There must be no runs of several points."""
         masks = self.masks
         for digest in digests:
             mask = masks.get(digest, 0)
             if mask == bit:
                 del masks[digest]
-                self.num_points -= 1 + len(self._rests.pop(digest, b"")) // DIGEST_BYTES
+                self.num_points -= 1
             elif mask & bit:
                 masks[digest] = mask ^ bit
 
@@ -144,8 +147,9 @@ class Generation:
             return at
         if digests.startswith(rest, at):
             return at + len(rest)
-        # Equal digests have equal ones before them: bisection.
-        low, high = 0, min(len(rest), len(digests) - at) // DIGEST_BYTES
+        # Equal digests have equal ones before them: bisection. That the whole rest does not agree
+        # is known; in hashes that are no chain its last digest may all the same.
+        low, high = 0, min(len(rest) - DIGEST_BYTES, len(digests) - at) // DIGEST_BYTES
         while low < high:
             middle = (low + high + 1) // 2
             end = middle * DIGEST_BYTES
@@ -174,8 +178,8 @@ class PrefixIndex:
         self._period_s = ttl_s / 2
         self._max_young = max(1, max_entries // 2)
         self._turns_at = now + self._period_s
-        self._young, self._old = Generation(), Generation()
-        self._dropped: deque[Generation] = deque()  # being taken apart
+        self._young, self._old = Runs(), Runs()
+        self._dropped: deque[Runs] = deque()  # being taken apart
         self._is_told = False  # by some engine, of what it holds
         self._free_slots: list[Slot] = []  # a heap: low slots keep the masks narrow
         self._closed_before: list[Slot] = []  # free after the next turn
@@ -198,20 +202,21 @@ class PrefixIndex:
             return [Match(0, slots)]
         if len(steps) > 1:
             steps.sort(reverse=True)
-        matches: list[Match] = []
+        held_to: dict[int, int] = {}  # end of what is held -> by whom, the deepest first
         for end, held in steps:
             if deepest := held & slots:
-                matches.append(Match(depths[end // DIGEST_BYTES - 1], deepest))
+                held_to[end] = held_to.get(end, 0) | deepest
                 slots ^= deepest
-        if slots:
-            matches.append(Match(0, slots))
-        matches.reverse()
+        matches = [Match(0, slots)] if slots else []
+        for end in reversed(held_to):
+            matches.append(Match(depths[end // DIGEST_BYTES - 1], held_to[end]))
         return matches
 
     def record(self, digests: bytes, slot: Slot) -> None:
         """A prompt of these blocks was sent to `slot`."""
         if self._is_told:
-            self.store(digests, slot)
+            if not self._young.masks.get(digests[-DIGEST_BYTES:], 0) >> slot & 1:
+                self.store(digests, slot)
         elif num_new := self._young.add(digests, 1 << slot):
             self._written(num_new)
 
@@ -227,7 +232,7 @@ class PrefixIndex:
         self._part_runs()
         apart = split_digests(digests)
         for generation in (self._young, self._old):
-            generation.remove(apart, 1 << slot)
+            generation.remove_apart(apart, 1 << slot)
 
     def advance(self, now: float) -> None:
         """Let time pass: expire what is due. Call it often."""
@@ -242,6 +247,7 @@ class PrefixIndex:
         """Forget everything: no rank holds anything."""
         self._turn()
         self._turn()
+        self._is_told = False
 
     def open_slot(self) -> Slot:
         """A slot whose bit no entry holds."""
@@ -257,21 +263,22 @@ class PrefixIndex:
         self._closed.append(slot)
 
     def _part_runs(self) -> None:
+        """Once, and soon: where engines tell, they do from their first second on."""
         if not self._is_told:
             self._is_told = True
             self._young.part()
             self._old.part()
 
-    def _written(self, num_runs: int) -> None:
+    def _written(self, num_points: int) -> None:
         if self._dropped:
-            self._take_apart(2 * num_runs)
+            self._take_apart(2 * num_points)
         if self._young.num_points >= self._max_young:
             self._turn()
 
     def _turn(self) -> None:
         if self._old.masks:
             self._dropped.append(self._old)
-        self._old, self._young = self._young, Generation()
+        self._old, self._young = self._young, Runs()
         for slot in self._closed_before:
             heappush(self._free_slots, slot)
         self._closed_before, self._closed = self._closed, []

@@ -11,6 +11,7 @@ such message. libzmq's own option for it reaches TCP alone, whose buffers grow b
 
 from __future__ import annotations
 
+import os
 import socket as sockets
 import time
 from contextlib import suppress
@@ -41,7 +42,13 @@ class Connections:
         events = zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED
         if breaks:
             events |= zmq.EVENT_DISCONNECTED
-        self._monitor = socket.get_monitor_socket(events, f"inproc://monitor-{next(_numbers)}")
+        address = f"inproc://monitor-{next(_numbers)}"
+        socket.monitor(address, events)
+        context: zmq.Context[zmq.Socket[bytes]] = socket.context
+        self._monitor = context.socket(zmq.PAIR)
+        # No bound: libzmq waits where it can't tell of a connection, and serves nobody meanwhile.
+        self._monitor.setsockopt(zmq.RCVHWM, 0)
+        self._monitor.connect(address)
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
@@ -56,7 +63,7 @@ class Connections:
             raise ConfigError(f"cannot connect to {address}: {error.strerror or error}") from error
 
     def fileno(self) -> int:
-        """Signals, once, when something happened: to who found nothing before."""
+        """Readable when something happened; edge triggered, so call `broke` first."""
         return int(self._monitor.getsockopt(zmq.FD))
 
     def poll_also(self, other: sockets.socket) -> None:
@@ -73,7 +80,7 @@ class Connections:
                 return ready
             self._look()
             ready.remove(self._monitor)
-            if ready or self._broke:
+            if ready or self._broke or not timeout_ms:
                 return ready
 
     def broke(self) -> bool:
@@ -99,8 +106,14 @@ class Connections:
 
 
 def _widen(descriptor: int) -> None:
-    with (
-        suppress(OSError),  # it is closed again
-        sockets.fromfd(descriptor, sockets.AF_UNIX, sockets.SOCK_STREAM) as connection,
-    ):
-        connection.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, SEND_BUFFER_BYTES)
+    """The connection may be closed again, and the number another's."""
+    with suppress(OSError):
+        own = os.dup(descriptor)
+        try:
+            connection = sockets.socket(fileno=own)
+        except OSError:  # no socket
+            os.close(own)
+            return
+        with connection:
+            if connection.family == sockets.AF_UNIX:
+                connection.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, SEND_BUFFER_BYTES)
