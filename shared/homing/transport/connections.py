@@ -17,6 +17,7 @@ import time
 from contextlib import suppress
 from itertools import count
 from struct import Struct
+from typing import Any, cast
 
 import zmq
 
@@ -44,8 +45,8 @@ class Connections:
             events |= zmq.EVENT_DISCONNECTED
         address = f"inproc://monitor-{next(_numbers)}"
         socket.monitor(address, events)
-        context: zmq.Context[zmq.Socket[bytes]] = socket.context
-        self._monitor = context.socket(zmq.PAIR)
+        context: Any = cast(Any, socket).context  # its type would be of unknown sockets
+        self._monitor: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         # No bound: libzmq waits where it can't tell of a connection, and serves nobody meanwhile.
         self._monitor.setsockopt(zmq.RCVHWM, 0)
         self._monitor.connect(address)
