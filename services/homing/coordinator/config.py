@@ -34,8 +34,8 @@ class CoordinatorConfig:
     """Seconds after which a prompt that no request repeated is no longer believed to be cached.
     It is remembered for at least half of that."""
     max_index_entries: int = 1_000_000
-    """Block hashes remembered, about 200 bytes each. A long prompt has about 170. Beyond it the
-    oldest half is forgotten."""
+    """Block hashes remembered, 18 to 137 bytes each: the less, the more of them one prompt brought.
+    A long prompt has about 170. Beyond it the oldest half is forgotten."""
     max_queued_requests: int = 4096
     """Requests a rank may have in flight, queued and running. When every rank has that many,
     submissions are refused until one ends."""
