@@ -68,7 +68,7 @@ clients: $(CLIENTS)/.ready  ## install other people's clients, and test with the
 # An environment on top of .venv: what clients need replaces nothing that the other tests run with.
 $(CLIENTS)/.ready: $(READY)
 	@echo "Setting up $(CLIENTS): once, a few minutes"
-	@$(BIN)/python -m venv $(CLIENTS)
+	@$(BIN)/python -m venv --clear $(CLIENTS)
 	@below=$$($(BIN)/python -c $(SITE)) && above=$$($(CLIENTS)/bin/python -c $(SITE)) && \
 		echo "import site; site.addsitedir('$$below')" > "$$above/below.pth"
 	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check $(CLIENT_PACKAGES)
