@@ -200,8 +200,7 @@ class PrefixIndex:
         steps = self._young.holders(digests) + self._old.holders(digests)
         if not steps:
             return [Match(0, slots)]
-        if len(steps) > 1:
-            steps.sort(reverse=True)
+        steps.sort(reverse=True)
         held_to: dict[int, int] = {}  # end of what is held -> by whom, the deepest first
         for end, held in steps:
             if deepest := held & slots:
