@@ -33,17 +33,23 @@ class Tokens:
 
 class TinyFleet:
     def __init__(
-        self, model: Path, directory: Path, coordinator: CoordinatorProcess, flags: Sequence[str]
+        self,
+        model: Path,
+        directory: Path,
+        coordinator: CoordinatorProcess,
+        flags: Sequence[str],
+        wrapper: Sequence[str] = (),
     ) -> None:
         self.client = Client(coordinator.address)
         self._model = model
         self._directory = directory
         self._coordinator = coordinator
         self._flags = flags
+        self._wrapper = wrapper
         self._engines: dict[int, subprocess.Popen[bytes]] = {}
 
     def start_engine(self, rank: int, model: Path | None = None) -> None:
-        command = [sys.executable, "-m", "homing.engine", str(model or self._model)]
+        command = [*self._wrapper, sys.executable, "-m", "homing.engine", str(model or self._model)]
         flags = [
             *("--coordinator", self._coordinator.address, "--rank", str(rank)),
             *("--served-model-name", "tiny", "--num-threads", "1", "--kv-cache-gb", "0.02"),
@@ -77,7 +83,10 @@ class TinyFleet:
 
     def stop(self) -> None:
         for engine in self._engines.values():
-            engine.terminate()
+            if self._wrapper:  # unshare passes no signal on but its death
+                engine.kill()
+            else:
+                engine.terminate()
         for engine in self._engines.values():
             try:
                 engine.wait(15)
@@ -100,11 +109,17 @@ async def collect(generation: Generation) -> Tokens:
 
 @asynccontextmanager
 async def tiny_fleet(
-    model: Path, directory: Path, *, num_ranks: int, flags: Sequence[str] = ()
+    model: Path,
+    directory: Path,
+    *,
+    num_ranks: int,
+    flags: Sequence[str] = (),
+    wrapper: Sequence[str] = (),
 ) -> AsyncIterator[TinyFleet]:
-    """`directory` takes the logs; `flags` go to every engine."""
+    """`directory` takes the logs; `flags` go to every engine, whose command follows
+    `wrapper`."""
     coordinator = CoordinatorProcess(directory / "coordinator.log")
-    fleet = TinyFleet(model, directory, coordinator, flags)
+    fleet = TinyFleet(model, directory, coordinator, flags, wrapper)
     try:
         for rank in range(num_ranks):
             fleet.start_engine(rank)

@@ -10,11 +10,15 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from homing.client import Client, fleet, submitter
+from homing.errors import InternalError, InvalidRequest, LoanGone
 from homing.params import SamplingParams
 from homing.prefix import routing_hashes
+from homing.transport import borrow, loans
 from homing.wire import (
     AbortMatched,
     AbortMatching,
+    Delta,
+    Finish,
     FinishReason,
     Hello,
     Lost,
@@ -23,6 +27,7 @@ from homing.wire import (
     Submit,
 )
 from tests.support import joined_client
+from tests.support.joined_client import STOPPED, uint32
 from tests.support.scripted_coordinator import CARD, ScriptedCoordinator
 
 LONG = array.array("I", range(90)).tobytes()
@@ -128,6 +133,79 @@ async def test_a_long_prompt_is_hashed_again_when_it_is_submitted_again(joined, 
     _, again = await coordinator.next(Submit)
     assert (again.attempt, again.prompt, again.block_hashes) == (1, LONG, HASHES)
     generation.cancel()
+
+
+@pytest.fixture
+def lendable(monkeypatch) -> None:
+    """The long prompt is long enough to be lent."""
+    monkeypatch.setattr(loans, "MIN_LOAN_BYTES", len(LONG))
+
+
+@pytest.fixture
+async def lending(joined, lendable, gate) -> tuple[ScriptedCoordinator, Client, bytes]:
+    gate.set()
+    return joined
+
+
+async def test_a_long_prompt_is_lent_and_taken_back_when_its_engine_answers(lending):
+    coordinator, client, peer = lending
+    first = client.submit(LONG, PARAMS)
+    _, submit = await coordinator.next(Submit)
+    assert (submit.prompt, submit.block_hashes) == (None, HASHES)
+    assert borrow(submit.lent_at, len(LONG)) == LONG
+    delta = Delta(submit.request_id, 0, uint32(9), finish=STOPPED)
+    coordinator.send(peer, joined_client.output(client, delta))
+    await joined_client.parts_of(first)
+    client.submit(LONG[::-1], PARAMS)
+    _, again = await coordinator.next(Submit)
+    assert again.lent_at[:2] == submit.lent_at[:2]
+    assert borrow(again.lent_at, len(LONG)) == LONG[::-1]
+    with pytest.raises(LoanGone):
+        borrow(submit.lent_at, len(LONG))
+
+
+@pytest.mark.parametrize("end", ["cancel", "lost"])
+async def test_what_nobody_answered_is_not_lent_to_the_next(lending, end):
+    """Its engine may come to read it yet."""
+    coordinator, client, peer = lending
+    generation = client.submit(LONG, PARAMS)
+    _, submit = await coordinator.next(Submit)
+    if end == "cancel":
+        generation.cancel()
+    else:
+        coordinator.send(peer, Lost(submit.request_id, 0, LostReason.INVALID))
+        with pytest.raises(InvalidRequest):
+            await anext(generation)
+    with pytest.raises(LoanGone):
+        borrow(submit.lent_at, len(LONG))
+
+
+async def test_a_prompt_that_an_engine_cannot_see_is_sent_and_so_are_all_after_it(lending):
+    coordinator, client, peer = lending
+    generation = client.submit(LONG, PARAMS)
+    _, submit = await coordinator.next(Submit)
+    unread = Finish(FinishReason.UNREAD, detail="nothing is lent there")
+    delta = Delta(submit.request_id, 0, b"", finish=unread)
+    coordinator.send(peer, joined_client.output(client, delta))
+    _, again = await coordinator.next(Submit)
+    assert (again.request_id, again.attempt) == (submit.request_id, 1)
+    assert (again.prompt, again.lent_at, again.block_hashes) == (LONG, None, HASHES)
+    done = Delta(submit.request_id, 1, uint32(9), finish=STOPPED)
+    coordinator.send(peer, joined_client.output(client, done))
+    [part] = await joined_client.parts_of(generation)
+    assert part.token_ids == [9]
+    client.submit(LONG, PARAMS)
+    assert (await coordinator.next(Submit))[1].prompt == LONG
+
+
+async def test_an_engine_that_cannot_see_what_was_sent_is_an_error_and_no_loop(joined, gate):
+    coordinator, client, peer = joined
+    generation = client.submit(SHORT, PARAMS)
+    _, submit = await coordinator.next(Submit)
+    delta = Delta(submit.request_id, 0, b"", finish=Finish(FinishReason.UNREAD))
+    coordinator.send(peer, joined_client.output(client, delta))
+    with pytest.raises(InternalError):
+        await anext(generation)
 
 
 async def test_closing_fails_a_request_whose_prompt_is_being_hashed(joined):

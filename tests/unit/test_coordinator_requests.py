@@ -45,6 +45,22 @@ def test_the_metadata_and_payload_frames_are_forwarded_as_they_came(fleet: Fleet
     assert bytes(instruction.frames[3]) == b"\xc0"
 
 
+def test_a_prompt_that_is_lent_is_routed_as_if_it_had_been_sent(fleet: Fleet) -> None:
+    lent = msgspec.structs.replace(submit(request_id=1), prompt=None, lent_at=(7, 8, 9))
+    [(peer, forwarded)] = fleet.say(b"c1", lent)
+    assert (peer, forwarded) == (b"e0", msgspec.structs.replace(lent, block_hashes=None))
+    fleet.say(b"e0", output((1, 0)))
+    assert to(b"e0", fleet.say(b"c1", submit(request_id=2)))
+
+
+def test_a_prompt_that_its_rank_could_not_see_is_no_answer_of_that_rank(fleet: Fleet) -> None:
+    fleet.say(b"c1", submit())
+    fleet.say(b"e0", output((1, 0), reason=FinishReason.UNREAD))
+    assert fleet.loads == {0: 0, 1: 0}
+    assert fleet.stats()["finished"] == {"unread": 1}
+    assert fleet.stats()["generated_tokens"] == 0
+
+
 def test_an_output_is_forwarded_to_its_client_as_it_came(fleet: Fleet) -> None:
     fleet.say(b"c1", submit())
     assert fleet.say(b"e0", output()) == [(b"c1", output())]
@@ -162,6 +178,14 @@ def test_a_rank_at_its_bound_is_passed_over_even_for_a_full_hit() -> None:
     [
         {"client": 2},
         {"prompt": None},
+        {"lent_at": (7, 8, 9)},
+        {"prompt": None, "lent_at": (7, 8, 9), "num_prompt_tokens": 0, "block_hashes": None},
+        {
+            "prompt": None,
+            "lent_at": (7, 8, 9),
+            "num_prompt_tokens": 2**63 - 1,
+            "block_hashes": None,
+        },
         {"sampling": None},
         {"num_prompt_tokens": 8},
         {"num_prompt_tokens": 2**63 - 1},

@@ -7,6 +7,7 @@ from array import array
 import msgspec
 import pytest
 
+from homing.transport import Lender, loans
 from homing.wire import Abort, Finish, FinishedRequest, FinishReason, Submit, pack
 from tests.support.engine_session import ALICE, BOB, PROMPT, deltas, finished, joined, step, submit
 from tests.support.fake_model import expected_greedy
@@ -117,6 +118,30 @@ def test_what_cannot_be_served_is_answered_with_an_error(message: Submit, detail
     assert not engine.has_work
     session.handle(submit(), 0.0)
     assert len(deltas(step(session, engine))) == 1
+
+
+def test_a_prompt_that_is_lent_is_read_where_it_lies(monkeypatch):
+    monkeypatch.setattr(loans, "MIN_LOAN_BYTES", 1)
+    session, engine = joined()
+    sent = submit()
+    loan = Lender().lend(bytes(sent.prompt or b""))
+    assert loan is not None
+    session.handle(msgspec.structs.replace(sent, prompt=None, lent_at=loan.place), 0.0)
+    tokens = [delta.tokens for _ in range(3) for delta in deltas(step(session, engine))]
+    assert array("I", b"".join(tokens)).tolist() == expected_greedy(PROMPT, 3)
+
+
+def test_a_prompt_that_cannot_be_seen_is_asked_for():
+    session, engine = joined()
+    away = msgspec.structs.replace(submit(), prompt=None, lent_at=(2**31 - 2, 3, 4))
+    [output] = session.handle(away, 0.0)
+    [delta] = deltas([output])
+    assert delta.finish is not None
+    assert delta.finish.reason is FinishReason.UNREAD
+    assert finished(output) == [FinishedRequest(1, 0, FinishReason.UNREAD, 0, 0)]
+    assert not engine.has_work
+    session.handle(submit(attempt=1), 0.0)
+    assert {delta.attempt for delta in deltas(step(session, engine))} == {1}
 
 
 def test_a_full_queue_is_answered_with_an_error():

@@ -26,7 +26,7 @@ from homing.wire import (
     parse,
     read_payload,
 )
-from homing.wire.messages import FrameMark, Name, Priority, Text, clip
+from homing.wire.messages import FrameMark, Name, Priority, Text, Uint, clip
 
 KINDS = Message.__subclasses__()
 
@@ -41,6 +41,7 @@ def largest(message: type[Message]) -> Message:
         bool: True,
         Name: "\U0001f600" * 64,
         Text: "\U0001f600" * 100,
+        tuple[Uint, Uint, Uint] | None: (2**63 - 1,) * 3,
     }
     values: dict[str, Any] = {}
     for name, hint in get_type_hints(message, include_extras=True).items():
@@ -74,11 +75,11 @@ def test_absent_and_empty_frames_differ():
 
 
 def test_a_field_that_is_new_may_be_missing_and_a_newer_one_is_ignored():
-    metadata, *frames = pack(Submit(1, 2, 0, 3, 0, 4, "salt", 9, 0, 2.0, 5))
+    metadata, *frames = pack(Submit(1, 2, 0, 3, 0, 4, "salt", 9, 0, 2.0, 5, (6, 7, 8)))
     fields = msgspec.msgpack.decode(metadata)
     older = msgspec.msgpack.encode(fields[:-1])
     newer = msgspec.msgpack.encode([*fields, "more"])
-    assert parse_submit([older, *frames]).tenant is None
+    assert parse_submit([older, *frames]).lent_at is None
     assert parse_submit([newer, *frames]).cache_salt == "salt"
 
 

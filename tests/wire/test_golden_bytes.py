@@ -38,7 +38,7 @@ from homing.wire import (
 GOLDEN: list[tuple[Message, str, list[bytes]]] = [
     (
         Hello(PROTOCOL_VERSION, Role.ENGINE, 258, 1, 3, FleetState.PAUSED, 2, 9, b"card", b"w"),
-        "990101a6656e67696e65cd01020103a67061757365640209",
+        "990102a6656e67696e65cd01020103a67061757365640209",
         [b"card", b"w"],
     ),
     (
@@ -54,8 +54,10 @@ GOLDEN: list[tuple[Message, str, list[bytes]]] = [
         [b"c", b"\xc0"],
     ),
     (
-        Submit(2**63 - 1, 2, 0, 16, 4, 64, "s", 9, -1, 2.0, 7, b"prompt", b"sampling", b""),
-        "9c06cf7fffffffffffffff0200100440a17309ffcb400000000000000007",
+        Submit(
+            2**63 - 1, 2, 0, 16, 4, 64, "s", 9, -1, 2.0, 7, (8, 9, 1), b"prompt", b"sampling", b""
+        ),
+        "9d06cf7fffffffffffffff0200100440a17309ffcb40000000000000000793080901",
         [b"prompt", b"sampling", b""],
     ),
     (Output(7, 2, 1, b"f", b"d"), "9407070201", [b"f", b"d"]),

@@ -6,9 +6,11 @@ I/O thread included, divided by what it handled meanwhile.
 
 A request costs `submission + outputs * output`. Each size runs twice, with `outputs` Outputs a
 request and with one, and the two give both unknowns; settling the finished request is part of the
-submission. The bare loop sends each Submit back where it came from: what no router in Python can
-undercut, measured in the same minute on the same machine. The three take turns, and of what each
-round gives the median counts: a machine's pace wanders.
+submission. Long prompts are lent, as clients of the coordinator's machine do; what they cost when
+they are sent, as others must, is measured, too. The bare loop sends each Submit back where it came
+from, prompt and all: what no router in Python can undercut, measured in the same minute on the same
+machine. The runs take turns, and of what each round gives the median counts: a machine's pace
+wanders.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -26,7 +29,8 @@ import tyro
 
 from homing.bench.engine_peer import BLOCK_SIZE
 from homing.bench.processes import Processes, cpu_seconds, processes
-from homing.prefix import num_routing_points
+from homing.prefix import TOKEN_BYTES, num_routing_points
+from homing.transport import MIN_LOAN_BYTES
 
 PREFILL_PROMPT_TOKENS = 16384
 
@@ -82,6 +86,7 @@ class Bench:
         prompt_tokens: int,
         *,
         outputs: int,
+        lends: bool,
         hit_share: float | None = None,
         max_requests: int | None = None,
     ) -> Load:
@@ -96,6 +101,7 @@ class Bench:
             "--hit-share": config.hit_share if hit_share is None else hit_share,
             "--seconds": config.seconds if max_requests is None else 600,
             "--max-requests": max_requests,
+            "--lends": lends,
         }
         arguments = [str(word) for pair in words.items() for word in pair]
         before = cpu_seconds(server)
@@ -157,6 +163,7 @@ def _fill_index(
         address,
         PREFILL_PROMPT_TOKENS,
         outputs=1,
+        lends=True,
         hit_share=0.0,
         max_requests=-(-prompts // config.clients),
     )
@@ -171,27 +178,31 @@ def _measure(
     prompt_tokens: int,
     config: CoordinatorBenchConfig,
 ) -> dict[str, Any]:
-    loads: list[tuple[Load, Load, Load]] = []
+    measured: defaultdict[str, list[float]] = defaultdict(list)  # what -> of each round
+    num_requests = 0
+
+    def cpu_us(server: subprocess.Popen[str], at: str, outputs: int, lends: bool) -> float:
+        load = bench.run_clients(server, at, prompt_tokens, outputs=outputs, lends=lends)
+        if outputs > 1:
+            measured["requests_per_s"].append(load.requests / load.seconds)
+        nonlocal num_requests
+        num_requests += load.requests
+        return load.cpu_us_per_request
+
     for _ in range(config.rounds):
-        many = bench.run_clients(coordinator, address, prompt_tokens, outputs=config.outputs)
-        one = bench.run_clients(coordinator, address, prompt_tokens, outputs=1)
-        echo = bench.run_clients(bare, bare_address, prompt_tokens, outputs=1)
-        loads.append((many, one, echo))
-    spare = config.outputs - 1
-    per_output = [(m.cpu_us_per_request - o.cpu_us_per_request) / spare for m, o, _ in loads]
-    submission = [
-        one.cpu_us_per_request - output
-        for (_, one, _), output in zip(loads, per_output, strict=True)
-    ]
-    return {
-        "prompt_tokens": prompt_tokens,
-        "requests_per_s": round(median(many.requests / many.seconds for many, _, _ in loads), 1),
-        "cpu_us_per_request": round(median(many.cpu_us_per_request for many, _, _ in loads), 1),
-        "cpu_us_per_output": round(median(per_output), 1),
-        "submission_cpu_us": round(median(submission), 1),
-        "bare_router_cpu_us": round(median(echo.cpu_us_per_request for _, _, echo in loads), 1),
-        "num_requests": sum(many.requests for many, _, _ in loads),
-    }
+        many = cpu_us(coordinator, address, config.outputs, lends=True)
+        one = cpu_us(coordinator, address, 1, lends=True)
+        output = (many - one) / (config.outputs - 1)
+        measured["cpu_us_per_request"].append(many)
+        measured["cpu_us_per_output"].append(output)
+        measured["submission_cpu_us"].append(one - output)
+        if prompt_tokens * TOKEN_BYTES >= MIN_LOAN_BYTES:
+            sent = cpu_us(coordinator, address, 1, lends=False)
+            measured["sent_submission_cpu_us"].append(sent - output)
+        bare_us = cpu_us(bare, bare_address, 1, lends=False)
+        measured["bare_router_cpu_us"].append(bare_us)
+    medians = {what: round(median(values), 1) for what, values in measured.items()}
+    return {"prompt_tokens": prompt_tokens, **medians, "num_requests": num_requests}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -22,8 +22,8 @@ from typing_extensions import Buffer
 
 from homing.bench.engine_peer import BLOCK_SIZE, HEARTBEAT_S, join_as_engine
 from homing.observe import watch_lifeline
-from homing.prefix import DIGEST_BYTES, num_routing_points
-from homing.transport import Dealer, Router, peer_identity
+from homing.prefix import DIGEST_BYTES, TOKEN_BYTES, num_routing_points
+from homing.transport import Dealer, Lender, Loan, Router, borrow, peer_identity
 from homing.wire import (
     PROTOCOL_VERSION,
     Delta,
@@ -68,6 +68,8 @@ class Engine:
                 dealer.send(pack(Heartbeat(0)))
 
     def _answer(self, dealer: Dealer, submit: Submit) -> None:
+        if submit.lent_at is not None:
+            borrow(submit.lent_at, TOKEN_BYTES * submit.num_prompt_tokens)
         ids = submit.request_id, submit.attempt
         deltas = pack_payload([Delta(*ids, tokens=b"\0\0\0\0")])
         step = pack(Output(submit.client, 1, 0, None, deltas))
@@ -92,6 +94,8 @@ class Client:
     outstanding: int
     hit_share: float
     """Share of requests that repeat a prompt of the client's pool; the others are new."""
+    lends: bool
+    """Long prompts, as a client on the coordinator's machine does; else they are sent."""
     seconds: float
     max_requests: int | None
     """Stop after so many, even if time is left."""
@@ -102,9 +106,11 @@ class Client:
         dealer = Dealer(self.address, peer_identity(Role.CLIENT.value, uid))
         dealer.send(pack(Hello(PROTOCOL_VERSION, Role.CLIENT, uid, 0)))
         self._wait_for_ranks(dealer)
-        prompt = bytes(4 * self.prompt_tokens)
+        prompt = bytes(TOKEN_BYTES * self.prompt_tokens)
         pool = [self._new_hashes() for _ in range(POOL_SIZE)]
         request_ids = count()
+        lender = Lender()
+        loans: dict[int, Loan] = {}  # request id -> of its prompt
         started = time.monotonic()
         stop_at = started + self.seconds
 
@@ -112,6 +118,9 @@ class Client:
             request_id = next(request_ids)
             repeats = (request_id * self.hit_share) % 1 + self.hit_share >= 1
             hashes = pool[request_id % POOL_SIZE] if repeats else self._new_hashes()
+            loan = lender.lend(prompt) if self.lends else None
+            if loan:
+                loans[request_id] = loan
             message = Submit(
                 uid,
                 request_id,
@@ -119,7 +128,8 @@ class Client:
                 num_prompt_tokens=self.prompt_tokens,
                 num_resumed_tokens=0,
                 max_new_tokens=self.outputs,
-                prompt=prompt,
+                lent_at=loan.place if loan else None,
+                prompt=None if loan else prompt,
                 sampling=b"\x80",
                 block_hashes=hashes,
             )
@@ -131,8 +141,9 @@ class Client:
         next_beat = started
         while open_requests:
             for frames in dealer.receive(HEARTBEAT_S):
-                now_ended = num_ended(frames)
-                for _ in range(now_ended):
+                for request_id in ended_by(frames):
+                    if loan := loans.pop(request_id, None):
+                        loan.returned()
                     ended += 1
                     open_requests -= 1
                     more = self.max_requests is None or ended + open_requests < self.max_requests
@@ -174,19 +185,19 @@ class Bare:
                 router.send(sender, frames)
 
 
-def num_ended(frames: Sequence[Buffer]) -> int:
-    """How many of this client's requests a message ends."""
+def ended_by(frames: Sequence[Buffer]) -> list[int]:
+    """The ids of this client's requests that a message ends."""
     message = parse(frames)
     match message:
         case Output():
             ends = read_payload(message.finished or b"\x90", list[FinishedRequest])
-            return len(ends)
+            return [end.request_id for end in ends]
         case Submit():
-            return 1
+            return [message.request_id]
         case Lost():
             sys.exit(f"the coordinator refused a request: {message.detail}")
         case _:
-            return 0
+            return []
 
 
 def main() -> None:

@@ -24,8 +24,10 @@ from homing.coordinator.loads import Slot
 from homing.coordinator.records import Client, Engine, Holder, Request, RequestState
 from homing.coordinator.router import RankRouter
 from homing.coordinator.totals import Totals
-from homing.prefix import DIGEST_BYTES, num_routing_points
+from homing.prefix import DIGEST_BYTES, TOKEN_BYTES, num_routing_points
+from homing.transport import MAX_LOAN_BYTES
 from homing.wire import (
+    FAILED,
     Abort,
     FinishedRequest,
     FinishReason,
@@ -39,7 +41,6 @@ from homing.wire.messages import clip
 
 log = logging.getLogger(__name__)
 
-TOKEN_BYTES = 4
 RETRY_AFTER_S = 1.0
 """What a client is told to wait for a rank to come."""
 
@@ -162,7 +163,7 @@ class Requests:
                 continue
             self._end(request, RequestEvent.FINISHED, end, now)
             self._totals.finished[end.reason] += 1
-            if end.reason is not FinishReason.ERROR:
+            if end.reason not in FAILED:
                 self._count_answer(request.decision.num_cached_tokens, end)
                 self._admission.served(engine)
 
@@ -222,10 +223,12 @@ class Requests:
         num_tokens = submit.num_prompt_tokens
         prompt: Any = submit.prompt  # buffers whose length is in bytes
         hashes: Any = submit.block_hashes
-        if prompt is None or submit.sampling is None:
-            return "the prompt or the sampling frame is absent"
-        if not num_tokens or len(prompt) != num_tokens * TOKEN_BYTES:
-            return f"{num_tokens} prompt tokens in {len(prompt)} bytes"
+        is_lent = submit.lent_at is not None
+        if submit.sampling is None or (prompt is None) is not is_lent:
+            return "the prompt or the sampling frame is absent, or the prompt is both sent and lent"
+        num_bytes = min(num_tokens * TOKEN_BYTES, MAX_LOAN_BYTES) if is_lent else len(prompt)
+        if not num_tokens or num_bytes != num_tokens * TOKEN_BYTES:
+            return f"{num_tokens} prompt tokens in {num_bytes} bytes"
         if submit.num_resumed_tokens > num_tokens:
             return f"{submit.num_resumed_tokens} of {num_tokens} tokens are resumed"
         if hashes is not None and self._router.reads_prefixes and self.block_size:

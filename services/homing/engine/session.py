@@ -24,8 +24,10 @@ import numpy as np
 from homing.engine.answers import Attempt, delta_of, finished_of, output_message
 from homing.engine.commands import Commands
 from homing.engine.engine import Engine, RequestOutput
-from homing.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
+from homing.errors import ConfigError, InvalidRequest, LoanGone, Overloaded, Unavailable
 from homing.params import SamplingParams
+from homing.prefix import TOKEN_BYTES
+from homing.transport import borrow
 from homing.wire import (
     PROTOCOL_VERSION,
     Abort,
@@ -215,12 +217,13 @@ class EngineSession:
                 priority=message.priority,
                 deadline=None if message.deadline_s is None else now + message.deadline_s,
             )
-        except (InvalidRequest, Overloaded) as error:
+        except (InvalidRequest, Overloaded, LoanGone) as error:
             field = error.field if isinstance(error, InvalidRequest) else None
-            finish = Finish(FinishReason.ERROR, detail=str(error), field=field or "")
+            reason = FinishReason.UNREAD if isinstance(error, LoanGone) else FinishReason.ERROR
+            finish = Finish(reason, detail=str(error), field=field or "")
             del self._attempt_of[name]
             delta = Delta(key.request_id, key.attempt, b"", finish=finish)
-            ended = FinishedRequest(key.request_id, key.attempt, FinishReason.ERROR, 0, 0)
+            ended = FinishedRequest(key.request_id, key.attempt, reason, 0, 0)
             return [output_message(key.client, [delta], [ended])]
         return []
 
@@ -311,7 +314,9 @@ def _names(key: Attempt) -> dict[str, Any]:
 
 
 def _prompt(message: Submit) -> np.ndarray:
-    data = memoryview(b"" if message.prompt is None else message.prompt)
+    data: Any = b"" if message.prompt is None else message.prompt
+    if message.lent_at is not None:
+        data = borrow(message.lent_at, message.num_prompt_tokens * TOKEN_BYTES)
     try:
         tokens = np.frombuffer(data, "<u4")
     except ValueError:

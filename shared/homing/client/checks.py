@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import inf
 
-from homing.client.generation import TOKEN_BYTES
 from homing.errors import ContextLengthExceeded, InvalidRequest
 from homing.params import SamplingParams
+from homing.prefix import TOKEN_BYTES
 from homing.wire import ModelCard
 
 MAX_CACHE_SALT_CHARACTERS = 64

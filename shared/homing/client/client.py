@@ -32,11 +32,12 @@ from homing.errors import (
     Unavailable,
 )
 from homing.params import SamplingParams
-from homing.transport import read_keys
+from homing.transport import may_lend, read_keys
 from homing.wire import (
     Abort,
     Command,
     Delta,
+    FinishReason,
     KVMode,
     Lost,
     LostReason,
@@ -97,7 +98,7 @@ class Client:
             counters=counters,
             keys=read_keys(keys, "client") if keys else None,
         )
-        self._submitter = Submitter(self._session, self._wait_for_rank)
+        self._submitter = Submitter(self._session, self._wait_for_rank, lends=may_lend(address))
 
     @property
     def fleet(self) -> FleetView:
@@ -284,9 +285,19 @@ class Client:
         elif message.deltas is not None:
             for delta in read_payload(message.deltas, list[Delta]):
                 if generation := self._generations.get(delta.request_id):
-                    generation.receive(delta)
-                    if delta.attempt == generation.attempt:
-                        self._suspects.cleared(generation, self._session.now())
+                    self._on_delta(generation, delta)
+
+    def _on_delta(self, generation: Generation, delta: Delta) -> None:
+        if delta.attempt != generation.attempt:
+            return
+        finish = delta.finish
+        if finish is not None and finish.reason is FinishReason.UNREAD and generation.loan:
+            log.info("prompts are sent from now on", extra={"cause": finish.detail})
+            self._submitter.lends = False
+            self._resubmit(generation)
+        else:
+            generation.receive(delta)
+            self._suspects.cleared(generation, self._session.now())
 
     def _on_lost(self, generation: Generation, lost: Lost) -> None:
         if generation.abort_asked or lost.reason is LostReason.ABORTED:

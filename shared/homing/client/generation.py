@@ -18,9 +18,9 @@ import msgspec
 
 from homing.errors import ContextLengthExceeded, HomingError, InternalError, InvalidRequest
 from homing.params import SamplingParams
-from homing.wire import Delta, Finish, FinishReason, TopLogProbs
-
-TOKEN_BYTES = 4
+from homing.prefix import TOKEN_BYTES
+from homing.transport import Loan
+from homing.wire import FAILED, Delta, Finish, FinishReason, TopLogProbs
 
 Alternatives = list[tuple[int, float]]
 """(token id, log-probability) of the most probable tokens at one position, best first."""
@@ -95,6 +95,8 @@ class Generation:
         """By the clock of the client's event loop."""
         self.tenant = tenant
         self.abort_asked = False
+        self.loan: Loan | None = None
+        """The prompt of the present attempt, where it is lent and may not have been read yet."""
         self.homeless_since: float | None = None
         """When it last went on, if no rank is at work on it since."""
         self._prompt = prompt
@@ -149,7 +151,10 @@ class Generation:
         dropped."""
         if self._ended or delta.attempt != self.attempt:
             return
-        if delta.finish is not None and delta.finish.reason is FinishReason.ERROR:
+        if self.loan:
+            self.loan.returned()
+            self.loan = None
+        if delta.finish is not None and delta.finish.reason in FAILED:
             self.fail(_error_of(delta.finish))
             return
         self.homeless_since = None
@@ -208,6 +213,7 @@ class Generation:
 
     def _end(self) -> None:
         self._ended = True
+        self.loan = None
         self._forget(self)
 
 

@@ -11,6 +11,7 @@
     ├── CommandFailed             a control command that some rank could not carry out
     ├── ConfigError               a process was started with settings that cannot work
     ├── WireError                 bytes from a peer are not a message: drop them, count them
+    ├── LoanGone                  what a peer lent cannot be seen from here: have it sent
     └── InternalError             our bug: report it
 
 Nothing here knows of HTTP: the frontend maps each class to a status, once.
@@ -25,6 +26,7 @@ __all__ = [
     "HomingError",
     "InternalError",
     "InvalidRequest",
+    "LoanGone",
     "ModelNotFound",
     "NotAllowed",
     "Overloaded",
@@ -89,6 +91,10 @@ class ConfigError(HomingError):
 
 class WireError(HomingError):
     """A peer sent bytes that are not a message. The loop counts, drops and goes on."""
+
+
+class LoanGone(HomingError):
+    """What a peer lent was taken back, or lies on another machine. Have it sent."""
 
 
 class InternalError(HomingError):

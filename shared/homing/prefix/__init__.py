@@ -4,7 +4,14 @@ Pure functions, standard library only. Client, coordinator and engine all use th
 one name everywhere. Knows nothing of requests, ranks or tensors.
 """
 
-from homing.prefix.hashing import DIGEST_BYTES, BlockHash, block_hashes, extend_hashes, prefix_salt
+from homing.prefix.hashing import (
+    DIGEST_BYTES,
+    TOKEN_BYTES,
+    BlockHash,
+    block_hashes,
+    extend_hashes,
+    prefix_salt,
+)
 from homing.prefix.points import (
     last_common_point,
     num_routing_points,
@@ -14,6 +21,7 @@ from homing.prefix.points import (
 
 __all__ = [
     "DIGEST_BYTES",
+    "TOKEN_BYTES",
     "BlockHash",
     "block_hashes",
     "extend_hashes",

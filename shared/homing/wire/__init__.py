@@ -48,6 +48,7 @@ from homing.wire.messages import (
     request_name,
 )
 from homing.wire.payloads import (
+    FAILED,
     Delta,
     Finish,
     FinishedRequest,
@@ -62,6 +63,7 @@ from homing.wire.payloads import (
 )
 
 __all__ = [
+    "FAILED",
     "MAX_METADATA_BYTES",
     "PROTOCOL_VERSION",
     "Abort",

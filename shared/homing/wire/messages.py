@@ -20,7 +20,7 @@ from typing_extensions import Buffer
 
 from homing.wire.commands import Command, FleetState
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class FrameMark:
@@ -159,9 +159,9 @@ class Submit(Message, frozen=True):
     attempt: Uint
     """0 first; raised by one at each resubmission. Answers to another attempt are ignored."""
     num_prompt_tokens: Uint
-    """Tokens in `prompt`, those of `num_resumed_tokens` included."""
+    """Tokens of the prompt, those of `num_resumed_tokens` included."""
     num_resumed_tokens: Uint
-    """How many of the last tokens of `prompt` an earlier attempt generated."""
+    """How many of its last tokens an earlier attempt generated."""
     max_new_tokens: Uint
     """Most tokens to generate in this attempt: what the request may cost."""
     cache_salt: Name = ""
@@ -175,8 +175,10 @@ class Submit(Message, frozen=True):
     tenant: Uint | None = None
     """Of those that share the client, whose it is: while places are short each has a fair share.
     None: the client's own."""
+    lent_at: tuple[Uint, Uint, Uint] | None = None
+    """Where a prompt lies that is lent, not sent: process id, descriptor, number of the loan."""
     prompt: Frame = None
-    """Token ids, little-endian uint32."""
+    """Token ids, little-endian uint32. None: it is lent."""
     sampling: Frame = None
     """`SamplingParams`."""
     block_hashes: Frame = None

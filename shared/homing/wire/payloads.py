@@ -26,6 +26,11 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # its token limit, or the end of the context
     ABORT = "abort"  # its client asked, or went away
     ERROR = "error"  # the engine cannot serve it; `Finish.detail` says why
+    UNREAD = "unread"  # the engine cannot see the prompt where it is lent: submit it again, sent
+
+
+FAILED = (FinishReason.ERROR, FinishReason.UNREAD)
+"""Ends of what was never begun, or cannot go on."""
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
