@@ -19,7 +19,18 @@ import psutil
 import pytest
 
 from homing.transport import Dealer, peer_identity
-from homing.wire import Drain, Hello, Lost, Output, Role, Submit, Welcome, pack, parse
+from homing.wire import (
+    PROTOCOL_VERSION,
+    Drain,
+    Hello,
+    Lost,
+    Output,
+    Role,
+    Submit,
+    Welcome,
+    pack,
+    parse,
+)
 from tests.support.coordinator_fleet import output, submit
 from tests.support.coordinator_process import CoordinatorProcess, Peer, coordinator_process, peers
 from tests.wire.test_golden_bytes import GOLDEN
@@ -136,7 +147,7 @@ def test_who_takes_over_an_identity_ends_its_session_and_no_other(tmp_path: Path
         engine.hear(Submit)
         double = Dealer(coordinator.address, peer_identity(Role.CLIENT.value, first.uid))
         for _ in range(3):  # and a Hello that is replayed
-            double.send(pack(Hello(1, Role.CLIENT, first.uid, 0)))
+            double.send(pack(Hello(PROTOCOL_VERSION, Role.CLIENT, first.uid, 0)))
         deadline = time.monotonic() + 60
         welcomes = 0
         while welcomes < 3:
