@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from homing.engine.kernels.build import NoCompiler, load_library
+from homing.engine.kernels.build import load_library
 from homing.engine.kernels.decoder import CDecoder
 from homing.engine.kernels.packed import PackedWeights
 from homing.engine.kv_cache import kv_dtype_of
@@ -21,7 +21,8 @@ from homing.engine.models.checkpoint import Checkpoint
 from homing.engine.models.config import read_config
 from homing.engine.models.llama import TorchDecoder
 from homing.engine.models.quantization import quantization_of
-from homing.engine.weights import DTYPES, ModelFiles, default_cache_dir, resolve_model
+from homing.engine.weights import DTYPES, ModelFiles, resolve_model
+from homing.native import NoCompiler, default_cache_dir
 
 BACKENDS = ("torch", "c")
 EMULATED = "c, avx512_bf16"

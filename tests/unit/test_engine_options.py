@@ -10,12 +10,12 @@ import pytest
 from torch import Tensor
 
 from homing.engine import weights
-from homing.engine.kernels.build import NoCompiler
 from homing.engine.kernels.decoder import CDecoder
 from homing.engine.models.llama import TorchDecoder
 from homing.engine.scheduler import whole_prompts
 from homing.errors import ConfigError
 from homing.llm import LLM, Engine, EngineConfig
+from homing.native import NoCompiler
 from tests.support.tiny_llm import SMALL, greedy
 from tests.support.tiny_models import make_tiny_model
 

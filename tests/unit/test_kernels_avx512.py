@@ -17,10 +17,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from homing.engine.kernels.build import COMPILERS, FLAGS, SOURCE_DIR, compile_source
+from homing.engine.kernels.build import FLAGS, SOURCE
 from homing.engine.kernels.decoder import _linear
 from homing.engine.kernels.packing import PackedMatrix, pack
 from homing.engine.models.quantization import FP8, INT4, INT8, NumberFormat
+from homing.native import COMPILERS, compile_source
 from tests.support.backends import EMULATED, EXTRA_FLAGS, load_backend
 from tests.support.tiny_models import make_tiny_model
 
@@ -36,7 +37,7 @@ class Parts:
 
     def __init__(self, directory: Path, flags: tuple[str, ...]) -> None:
         library = directory / "parts.so"
-        compile_source(PARTS, library, extra_flags=(*flags, f"-I{SOURCE_DIR}"))
+        compile_source(PARTS, library, (*FLAGS, *flags, f"-I{SOURCE.parent}"))
         self._library = ctypes.CDLL(str(library))
         self._library.scratch_bytes.restype = ctypes.c_size_t
 
@@ -175,7 +176,7 @@ def test_they_compile_without_warnings_for_a_cpu_with_the_instructions(
     assembly = tmp_path / "decoder.s"
     # Where the CPU has an instruction the macro emulates nothing; it saves the inlining's time.
     command = [compiler, *FLAGS, *EXTRA_FLAGS[EMULATED], *flags, "-Wall", "-Wextra", "-S"]
-    source = str(SOURCE_DIR / "decoder.c")
+    source = str(SOURCE)
     result = subprocess.run([*command, source, "-o", assembly], capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
     used = assembly.read_text()

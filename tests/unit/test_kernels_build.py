@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,22 +13,24 @@ import torch
 
 from homing.engine import weights
 from homing.engine.kernels import build
-from homing.engine.kernels.build import LIBRARY, NoCompiler, load_library
+from homing.engine.kernels.build import load_library
 from homing.engine.models.llama import TorchDecoder
 from homing.engine.weights import ModelFiles, load_model
+from homing.native import COMPILERS, NoCompiler, build_key
 from tests.support.backends import CACHE_DIR
 from tests.support.batches import Driver
 from tests.support.tiny_models import make_tiny_model
 
-needs_compiler = pytest.mark.skipif(
-    not any(map(build.shutil.which, build.COMPILERS)), reason="no C compiler"
-)
+LIBRARY = "decoder.so"
+
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C compiler")
 
 
 def quick_compiler(directory: Path) -> str:
     """A stand-in for a compiler, its path: notes each run and copies a library built before."""
     load_library(CACHE_DIR)
-    built = next((CACHE_DIR / "kernels" / build._build_key(())).glob(LIBRARY))
+    key = build_key(build.SOURCE.parent.iterdir(), build.FLAGS)
+    built = CACHE_DIR / "kernels" / key / LIBRARY
     script = directory / "quick-cc"
     script.write_text(
         "#!/bin/sh\n"
@@ -66,7 +69,7 @@ def test_a_compiler_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     failing = tmp_path / "failing-cc"
     failing.write_text("#!/bin/sh\necho 'unknown option' >&2\nexit 1\n")
     failing.chmod(0o755)
-    with pytest.raises(NoCompiler, match="failing-cc cannot build the kernels: unknown option"):
+    with pytest.raises(NoCompiler, match=r"failing-cc cannot build decoder\.c: unknown option"):
         load_library(tmp_path / "cache", compilers=(str(failing),))
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.suffix != ".lock"][1:]
 

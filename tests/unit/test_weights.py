@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from homing.engine.kernels.decoder import CDecoder
-from homing.engine.weights import ModelFiles, default_cache_dir, load_model, resolve_model
+from homing.engine.weights import ModelFiles, load_model, resolve_model
 from homing.errors import ConfigError
+from homing.native import default_cache_dir
 from tests.support.backends import CACHE_DIR, demo_files
 from tests.support.tiny_gguf import make_tiny_gguf
 from tests.support.tiny_models import make_tiny_model

@@ -25,12 +25,12 @@ from homing.engine.limits import EngineLimits
 from homing.engine.weights import (
     DTYPES,
     ModelFiles,
-    default_cache_dir,
     load_model,
     resolve_model,
     say,
 )
 from homing.errors import ConfigError
+from homing.native import default_cache_dir
 from homing.params import SamplingParams
 from homing.tokenizer import Tokenizer
 

@@ -29,7 +29,8 @@ from homing.engine.kernels.decoder import CDecoder
 from homing.engine.kv_cache import KVCache, block_bytes, write_slots
 from homing.engine.models import Model, ModelShape
 from homing.engine.models.quantization import Quantization, quantization_of
-from homing.engine.weights import default_cache_dir, load_model, resolve_model
+from homing.engine.weights import load_model, resolve_model
+from homing.native import default_cache_dir
 
 MIN_REPEATS = 3
 LIMIT_SECONDS = 0.5  # for each of the two limits

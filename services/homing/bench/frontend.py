@@ -25,8 +25,9 @@ from typing import Any
 import tyro
 
 from homing.bench.processes import Processes, cpu_seconds, processes
-from homing.engine.weights import default_cache_dir, resolve_model
+from homing.engine.weights import resolve_model
 from homing.launch.readiness import Fleet, wait_until_ready
+from homing.native import default_cache_dir
 from homing.tokenizer import Tokenizer
 
 PEERS = "homing.bench.frontend_peers"

@@ -28,12 +28,12 @@ from homing.engine.models.quantization import QUANTIZATIONS, quantization_of
 from homing.engine.weights import (
     DTYPES,
     ModelFiles,
-    default_cache_dir,
     load_model,
     resolve_model,
     say,
 )
 from homing.errors import ConfigError
+from homing.native import default_cache_dir
 from homing.tokenizer import Tokenizer
 
 CHUNK_TOKENS = 128  # of the text in one step; every row's logits are kept that long

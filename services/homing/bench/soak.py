@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from homing.engine.engine import Engine, RequestOutput
 from homing.engine.kv_cache import KVCache
 from homing.engine.limits import EngineLimits
-from homing.engine.weights import default_cache_dir, load_model, resolve_model
+from homing.engine.weights import load_model, resolve_model
 from homing.errors import ConfigError
+from homing.native import default_cache_dir
 from homing.params import SamplingParams
 from homing.wire import FinishReason
 

@@ -30,13 +30,13 @@ from homing.engine.weight_update import StagedWeights, open_source, stage
 from homing.engine.weights import (
     DTYPES,
     ModelFiles,
-    default_cache_dir,
     load_model,
     resolve_model,
     say,
 )
 from homing.errors import ConfigError
 from homing.llm.weights import weight_update
+from homing.native import default_cache_dir
 from homing.wire import InFlightKV
 
 Tensors = Mapping[str, Tensor]

@@ -21,8 +21,9 @@ from homing.engine.sampling import Sampler
 from homing.engine.sampling.on_device import FlashInferSampler
 from homing.engine.self_check import check_batch_invariance
 from homing.engine.structured.compiler import GrammarCompiler
-from homing.engine.weights import default_cache_dir, load_model, resolve_model
+from homing.engine.weights import load_model, resolve_model
 from homing.errors import ConfigError
+from homing.native import default_cache_dir
 from homing.tokenizer import Tokenizer
 from homing.wire import ModelCard
 

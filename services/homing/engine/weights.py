@@ -14,7 +14,7 @@ import importlib.metadata
 import logging
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +22,7 @@ import torch
 
 from homing.engine.attention.flashinfer import FlashInferAttention
 from homing.engine.devices import AttentionBackend, Machine, choose_attention
-from homing.engine.file_cache import build_once
-from homing.engine.kernels.build import NoCompiler, load_library
+from homing.engine.kernels.build import load_library
 from homing.engine.kernels.decoder import CDecoder, why_unsupported
 from homing.engine.kernels.packed import PackedWeights
 from homing.engine.kv_cache import kv_dtype_of
@@ -34,6 +33,7 @@ from homing.engine.models.graphed import GraphedDecoder
 from homing.engine.models.llama import TorchDecoder
 from homing.engine.models.quantization import quantization_of
 from homing.errors import ConfigError
+from homing.native import NoCompiler, build_once, default_cache_dir
 
 logger = logging.getLogger(__name__)
 
@@ -61,14 +61,6 @@ class ModelFiles:
 def say(line: str) -> None:
     """For people, on stderr: a program's output is often another's input."""
     print(line, file=sys.stderr, flush=True)
-
-
-def default_cache_dir(environ: Mapping[str, str]) -> Path:
-    """`$HOMING_CACHE_DIR`, else `homing` in the user's cache directory (XDG base directories)."""
-    if own := environ.get("HOMING_CACHE_DIR"):
-        return Path(own)
-    base = environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "homing"
 
 
 def resolve_model(

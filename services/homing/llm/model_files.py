@@ -70,7 +70,8 @@ def _directory_of(model: str | Path | None) -> Path:
     path = None if model is None else Path(model).expanduser()
     if path is not None and path.is_dir():
         return path
-    from homing.engine.weights import default_cache_dir, resolve_model
+    from homing.engine.weights import resolve_model
+    from homing.native import default_cache_dir
 
     return resolve_model(
         None if path is None else str(path),
