@@ -32,8 +32,8 @@ def receive_one(router: Router) -> tuple[bytes, list[bytes]]:
 
 
 @pytest.mark.parametrize("size", [0, 1, ZERO_COPY_BYTES - 1, ZERO_COPY_BYTES, 3_000_000])
-def test_frames_of_every_size_arrive_whole_and_are_forwarded_as_they_came(size):
-    router = Router("tcp://127.0.0.1:0", send_queue=10)
+def test_frames_of_every_size_arrive_whole_and_are_forwarded_as_they_came(new_router, size):
+    router = new_router()
     dealer = Dealer(router.address, IDENTITY)
     payload = bytes(size)
     dealer.send([b"metadata", payload])
@@ -96,8 +96,8 @@ def test_connections_that_come_and_go_unseen_hold_up_nobody_and_leave_no_descrip
     router.close()
 
 
-def test_a_send_to_a_peer_that_is_not_there_says_so():
-    router = Router("tcp://127.0.0.1:0", send_queue=10)
+def test_a_send_to_a_peer_that_is_not_there_says_so(new_router):
+    router = new_router()
     assert router.send(b"nobody", [b"x"]) is SendResult.GONE
     dealer = Dealer(router.address, IDENTITY)
     dealer.send([b"x"])
@@ -110,8 +110,8 @@ def test_a_send_to_a_peer_that_is_not_there_says_so():
     router.close()
 
 
-def test_a_peer_that_does_not_read_fills_its_queue_and_blocks_nobody():
-    router = Router("tcp://127.0.0.1:0", send_queue=10)
+def test_a_peer_that_does_not_read_fills_its_queue_and_blocks_nobody(new_router):
+    router = new_router()
     deaf = zmq.Context.instance().socket(zmq.DEALER)
     deaf.setsockopt(zmq.RCVHWM, 1)
     deaf.setsockopt(zmq.RCVBUF, 4096)
@@ -125,8 +125,8 @@ def test_a_peer_that_does_not_read_fills_its_queue_and_blocks_nobody():
     router.close()
 
 
-def test_a_burst_is_bounded_so_that_the_loop_gets_its_turn():
-    router = Router("tcp://127.0.0.1:0", send_queue=0)
+def test_a_burst_is_bounded_so_that_the_loop_gets_its_turn(new_router):
+    router = new_router(send_queue=0)
     dealer = Dealer(router.address, IDENTITY)
     for _ in range(3 * MAX_BURST):
         dealer.send([b"x"])

@@ -21,6 +21,8 @@ import tyro
 from typing_extensions import Buffer
 
 from homing.bench.engine_peer import BLOCK_SIZE, HEARTBEAT_S, join_as_engine
+from homing.coordinator.memory import keep_large_buffers
+from homing.native import default_cache_dir
 from homing.observe import watch_lifeline
 from homing.prefix import DIGEST_BYTES, TOKEN_BYTES, num_routing_points
 from homing.transport import Dealer, Lender, Loan, Router, borrow, peer_identity
@@ -179,10 +181,10 @@ class Bare:
     lifeline_fd: int
 
     def run(self) -> None:
-        router = Router(self.address, send_queue=0)
+        keep_large_buffers()
+        router = Router(self.address, send_queue=0, cache_dir=default_cache_dir(os.environ))
         while True:
-            for sender, frames in router.receive(1.0):
-                router.send(sender, frames)
+            router.send_all(router.receive(1.0))
 
 
 def ended_by(frames: Sequence[Buffer]) -> list[int]:

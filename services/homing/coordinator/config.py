@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from homing.coordinator.router import LoadUnit, RoutingConfig
 from homing.coordinator.routing import POLICY_NAMES
 from homing.errors import ConfigError
+from homing.native import default_cache_dir
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,11 @@ class CoordinatorConfig:
             _at_least(name, getattr(self, name), 0.001)
         _at_least("heartbeat_timeout_s", self.heartbeat_timeout_s, 2 * self.heartbeat_s)
         _check_address(self.bind, is_private=self.keys is None)
+
+    @property
+    def cache_dir(self) -> Path:
+        """Where compiled code is kept."""
+        return default_cache_dir(os.environ)
 
     @property
     def routing(self) -> RoutingConfig:

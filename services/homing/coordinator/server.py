@@ -11,6 +11,9 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Sequence
+
+from typing_extensions import Buffer
 
 from homing.coordinator.config import CoordinatorConfig
 from homing.coordinator.events import Failure, Forward, Instruction, Tick, Unsent, read_event
@@ -26,7 +29,9 @@ class Server:
     def __init__(self, config: CoordinatorConfig) -> None:
         """Binds. Raises `ConfigError` when the address is taken."""
         keys = read_keys(config.keys, "coordinator") if config.keys else None
-        self._router = Router(config.bind, send_queue=config.send_queue, keys=keys)
+        self._router = Router(
+            config.bind, send_queue=config.send_queue, keys=keys, cache_dir=config.cache_dir
+        )
         self._tick_s = config.heartbeat_s
         self._gone: dict[bytes, Unsent] = {}  # peer -> that a message did not reach it
         now = time.monotonic()
@@ -70,15 +75,17 @@ class Server:
         It ends: each failure, but a stranger's, takes a peer away. One that is not connected is
         lost after what it sent before, perhaps a Goodbye, has been read.
         """
-        send = self._router.send
-        for instruction in instructions:
-            is_forward = isinstance(instruction, Forward)
-            frames = instruction.frames if is_forward else pack(instruction.message)
-            result = send(instruction.peer, frames)
-            if result is SendResult.SENT:
-                continue
-            if result is SendResult.GONE:
-                self._gone[instruction.peer] = Unsent(instruction.peer, Failure.GONE)
-            else:
-                unsent = Unsent(instruction.peer, Failure.FULL)
-                instructions += self._state.handle(unsent, time.monotonic())
+        while instructions:
+            messages = [(each.peer, _frames_of(each)) for each in instructions]
+            instructions = []
+            for peer, result in self._router.send_all(messages):
+                if result is SendResult.GONE:
+                    self._gone[peer] = Unsent(peer, Failure.GONE)
+                else:
+                    unsent = Unsent(peer, Failure.FULL)
+                    instructions += self._state.handle(unsent, time.monotonic())
+
+
+def _frames_of(instruction: Instruction) -> Sequence[Buffer]:
+    is_forward = isinstance(instruction, Forward)
+    return instruction.frames if is_forward else pack(instruction.message)
