@@ -25,7 +25,7 @@ from homing.wire import (
 from homing.wire.messages import ToCoordinator
 
 
-class Received(Struct, frozen=True):
+class Received(Struct, frozen=True, gc=False):
     """A message came."""
 
     sender: bytes
@@ -34,14 +34,14 @@ class Received(Struct, frozen=True):
     """As they came, metadata first, to be forwarded."""
 
 
-class Garbage(Struct, frozen=True):
+class Garbage(Struct, frozen=True, gc=False):
     """Something came that is no message to the coordinator."""
 
     sender: bytes
     reason: str
 
 
-class GarbageSubmit(Struct, frozen=True):
+class GarbageSubmit(Struct, frozen=True, gc=False):
     """A Submit that cannot be read, but for whose it is."""
 
     sender: bytes
@@ -51,7 +51,7 @@ class GarbageSubmit(Struct, frozen=True):
     attempt: int
 
 
-class OtherVersion(Struct, frozen=True):
+class OtherVersion(Struct, frozen=True, gc=False):
     """A Hello in another version of the protocol."""
 
     sender: bytes
@@ -65,14 +65,14 @@ class Failure(Enum):
     FULL = "full"  # does not read what it is sent
 
 
-class Unsent(Struct, frozen=True):
+class Unsent(Struct, frozen=True, gc=False):
     """A message could not be sent."""
 
     peer: bytes
     failure: Failure
 
 
-class Tick(Struct, frozen=True):
+class Tick(Struct, frozen=True, gc=False):
     """Time passed."""
 
 
@@ -80,14 +80,14 @@ Incident = Garbage | GarbageSubmit | OtherVersion | Unsent | Tick
 Event = Received | Incident
 
 
-class Send(Struct, frozen=True):
+class Send(Struct, frozen=True, gc=False):
     """Send a message of the coordinator's own."""
 
     peer: bytes
     message: Message
 
 
-class Forward(Struct, frozen=True):
+class Forward(Struct, frozen=True, gc=False):
     """Send frames on as they came."""
 
     peer: bytes

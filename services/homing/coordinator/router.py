@@ -56,7 +56,7 @@ class RoutingConfig:
     """Of prompts; a rank that has so many in flight takes no more. None: no bound."""
 
 
-class Decision(Struct, frozen=True):
+class Decision(Struct, frozen=True, gc=False):
     """Where a request went; kept until it ends."""
 
     number: int

@@ -24,7 +24,7 @@ from homing.coordinator.loads import TURN_BITS, RankLoads, Slot, slots_of
 from homing.coordinator.step_model import StepTimes
 
 
-class Match(Struct, frozen=True):
+class Match(Struct, frozen=True, gc=False):
     """Ranks that hold equally much of a prompt."""
 
     num_blocks: int

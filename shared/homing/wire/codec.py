@@ -61,7 +61,7 @@ def _layout(message: type[Message]) -> _Layout:
         for name in names[:num_fields]
     ]
     metadata = msgspec.defstruct(
-        message.__name__, fields, array_like=True, tag=message.TAG, frozen=True
+        message.__name__, fields, array_like=True, tag=message.TAG, frozen=True, gc=False
     )
     return _Layout(message, metadata, num_fields, num_frames)
 
@@ -78,6 +78,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
     Union[tuple(layout.metadata for layout in _LAYOUTS)]  # noqa: UP007 - built at run time
 )
+_decode, _astuple = _DECODER.decode, msgspec.structs.astuple  # looked up once: it is done often
 
 
 def pack(message: Message) -> list[Buffer]:
@@ -100,20 +101,22 @@ def parse(frames: Sequence[Buffer]) -> Message:
     """
     if not frames:
         raise WireError("a message of no frames")
-    head: Any  # a buffer whose length is in bytes
-    head, *payloads = frames
+    head: Any = frames[0]  # a buffer whose length is in bytes
     if len(head) > MAX_METADATA_BYTES:
         raise WireError(f"metadata of {len(head)} bytes; the limit is {MAX_METADATA_BYTES}")
     try:
-        metadata = _DECODER.decode(head)
+        metadata = _decode(head)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise WireError(f"metadata: {error}") from error
     layout = _LAYOUT_OF_METADATA[type(metadata)]
+    payloads: list[Any] = [*frames[1:]]
     if len(payloads) != layout.num_frames:
         raise WireError(
             f"{layout.message.__name__}: {len(payloads)} payload frames; it has {layout.num_frames}"
         )
     # Large frames are zmq's own objects, equal to nothing but themselves; none of them is nil.
     if NIL in payloads:
-        payloads = [None if frame == NIL else frame for frame in payloads]
-    return layout.message(*msgspec.structs.astuple(metadata), *payloads)
+        for place, frame in enumerate(payloads):  # a comprehension would be a call more
+            if frame == NIL:
+                payloads[place] = None
+    return layout.message(*_astuple(metadata), *payloads)

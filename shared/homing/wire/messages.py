@@ -65,7 +65,7 @@ class LostReason(StrEnum):
     INVALID = "invalid"  # the submission cannot be served: do not retry
 
 
-class Message(Struct, frozen=True):
+class Message(Struct, frozen=True, gc=False):
     """Base of all messages; each subclass has a tag, its kind on the wire."""
 
     TAG: ClassVar[int]

@@ -83,7 +83,7 @@ class Finish(Struct, frozen=True, array_like=True):
     """Of an error: the parameter at fault."""
 
 
-class Delta(Struct, frozen=True, array_like=True):
+class Delta(Struct, frozen=True, array_like=True, gc=False):
     """What one step brought for one request."""
 
     request_id: int
@@ -100,7 +100,7 @@ class Delta(Struct, frozen=True, array_like=True):
     finish: Finish | None = None
 
 
-class FinishedRequest(Struct, frozen=True, array_like=True):
+class FinishedRequest(Struct, frozen=True, array_like=True, gc=False):
     """What the coordinator must know of a request that ended."""
 
     request_id: int
