@@ -120,14 +120,15 @@ class RankLoads:
 
     def give_back(self, slot: Slot, amount: int = 1, tokens: int = 0) -> None:
         """Count a request of this slot that ended, for which so much was charged."""
-        order = self._orders[slot] - (amount << TURN_BITS)
+        orders, books = self._orders, self._books[slot]
+        order = orders[slot] - (amount << TURN_BITS)
         assert order >= 0, f"slot {slot} has a load of {self.load(slot)}, not {amount} to give back"
         self.total -= amount
-        self._orders[slot] = order
-        books = self._books[slot]
+        orders[slot] = order
         books.requests -= 1
         books.tokens -= tokens
-        self._set_available(slot, books)
+        if not self.available >> slot & 1:  # it never becomes unavailable here
+            self._set_available(slot, books)
 
     def least_loaded(self, slots: int) -> Slot:
         """Of a non-empty set of open slots: the least loaded; of those, the least recently

@@ -77,6 +77,8 @@ class Runs:
         while held:
             at = self._end_of_common(digests, at, first)
             steps.append((at, held))
+            if at == len(digests):
+                break
             first = digests[at : at + DIGEST_BYTES]
             held &= self.masks.get(first, 0)
         return steps

@@ -18,7 +18,7 @@ from typing import Any
 from typing_extensions import Buffer
 
 from homing.coordinator.admission import Admission
-from homing.coordinator.events import Forward, Outbox, Send
+from homing.coordinator.events import Forward, GarbageSubmit, Outbox, Send
 from homing.coordinator.history import History
 from homing.coordinator.loads import Slot
 from homing.coordinator.records import Client, Engine, Holder, Request, RequestState
@@ -104,24 +104,22 @@ class Requests:
         """Dispatch or refuse. `frames` are the message as it came."""
         if self._is_repeat(client, submit.request_id, submit.attempt):
             return
-        ids = submit.request_id, submit.attempt
         holder = client if submit.tenant is None else submit.tenant
         if problem := self._problem(client, submit):
-            self._refuse(client, _lost(ids, LostReason.INVALID, problem))
+            self._refuse(client, submit, LostReason.INVALID, problem)
         elif not self._loads.num_open or self.block_size is None:
             detail = "no engine is serving"
-            self._refuse(client, _lost(ids, LostReason.NO_RANK, detail, RETRY_AFTER_S))
+            self._refuse(client, submit, LostReason.NO_RANK, detail, RETRY_AFTER_S)
         elif why := self._admission.why_not(holder, now):
             retry_after_s = self._shares.retry_after_s(now)
-            self._refuse(client, _lost(ids, LostReason.OVERLOADED, why, retry_after_s))
+            self._refuse(client, submit, LostReason.OVERLOADED, why, retry_after_s)
         else:
             self._dispatch(client, holder, submit, frames, self.block_size, now)
 
-    def submit_unread(self, client: Client, request_id: int, attempt: int, reason: str) -> None:
+    def submit_unread(self, client: Client, submit: GarbageSubmit) -> None:
         """Refuse a submission of which only the ids could be read."""
-        if not self._is_repeat(client, request_id, attempt):
-            ids = request_id, attempt
-            self._refuse(client, _lost(ids, LostReason.INVALID, reason))
+        if not self._is_repeat(client, submit.request_id, submit.attempt):
+            self._refuse(client, submit, LostReason.INVALID, submit.reason)
 
     def abort(self, client: Client, abort: Abort, frames: Sequence[Buffer]) -> None:
         """Tell the engine; its last Output tells the client.
@@ -267,12 +265,21 @@ class Requests:
         if request.external_digest is not None:
             self._of_digest[request.external_digest].add(request)
         self._totals.dispatched_to_rank[engine.rank] += 1
-        # But for the hashes, its last frame, as it came.
-        self._outbox.append(Forward(engine.identity, [*frames[:-1], NIL]))
+        forwarded = [*frames]  # as it came, but for the hashes, its last frame
+        forwarded[-1] = NIL
+        self._outbox.append(Forward(engine.identity, forwarded))
         if self._logs_requests:
             log.debug("dispatched", extra=_names(request) | {"rank": engine.rank})
 
-    def _refuse(self, client: Client, lost: Lost) -> None:
+    def _refuse(
+        self,
+        client: Client,
+        submit: Submit | GarbageSubmit,
+        reason: LostReason,
+        why: str,
+        retry_after_s: float = 0.0,
+    ) -> None:
+        lost = _lost((submit.request_id, submit.attempt), reason, why, retry_after_s)
         self._totals.refused[lost.reason.value] += 1
         self._outbox.append(Send(client.identity, lost))
 

@@ -270,7 +270,7 @@ class Coordinator:
             and isinstance(peer, Client)
             and peer.uid == event.client
         ):
-            self.requests.submit_unread(peer, event.request_id, event.attempt, event.reason)
+            self.requests.submit_unread(peer, event)
 
     def _drop(self, source: Peer | bytes, reason: str) -> None:
         """Count garbage; log only the first of each sender."""
