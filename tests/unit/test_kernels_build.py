@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -72,6 +73,24 @@ def test_a_compiler_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(NoCompiler, match=r"failing-cc cannot build decoder\.c: unknown option"):
         load_library(tmp_path / "cache", compilers=(str(failing),))
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.suffix != ".lock"][1:]
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("printf '\\351chec' >&2; exit 1", "chec"),  # Latin-1
+        ("exit 0", "built nothing of decoder.c"),
+    ],
+)
+def test_whatever_a_compiler_says_or_leaves_out_is_a_reason(
+    tmp_path: Path, script: str, reason: str
+) -> None:
+    odd = tmp_path / "odd-cc"
+    odd.write_text(f"#!/bin/sh\n{script}\n")
+    odd.chmod(0o755)
+    with pytest.raises(NoCompiler, match=re.escape(reason)):
+        load_library(tmp_path / "cache", compilers=(str(odd),))
+    assert not list((tmp_path / "cache" / "kernels").glob("*[!k]"))  # but for the lock
 
 
 def test_a_model_runs_in_torch_where_there_is_no_compiler(

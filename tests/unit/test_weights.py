@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from homing.coordinator.config import CoordinatorConfig
 from homing.engine.kernels.decoder import CDecoder
 from homing.engine.weights import ModelFiles, load_model, resolve_model
 from homing.errors import ConfigError
@@ -186,3 +187,15 @@ def test_the_cache_is_where_the_environment_says() -> None:
     assert default_cache_dir(own) == Path("/a")
     assert default_cache_dir({"XDG_CACHE_HOME": "/b"}) == Path("/b/homing")
     assert default_cache_dir({}) == Path.home() / ".cache" / "homing"
+
+
+def test_a_user_without_a_home_is_told_what_to_set_and_a_coordinator_does_without(monkeypatch):
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    for name in ("HOMING_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="set HOMING_CACHE_DIR"):
+        default_cache_dir({})
+    assert CoordinatorConfig().cache_dir is None

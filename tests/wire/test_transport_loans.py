@@ -97,6 +97,16 @@ def test_memory_that_is_kept_for_the_next_loans_is_bounded():
     assert num_descriptors() == before + 3  # a fourth and its number are more than 32 MiB
 
 
+def test_files_that_are_kept_for_the_next_loans_are_bounded():
+    lender = Lender()
+    before = num_descriptors()
+    loans = [lent(lender, LONG[:MIN_LOAN_BYTES]) for _ in range(100)]
+    for loan in loans:
+        loan.returned()
+    loans.clear()
+    assert num_descriptors() == before + 64
+
+
 def test_nothing_is_lent_with_the_descriptors_that_connections_need():
     lender = Lender()
     _, hard = soft_and_hard = resource.getrlimit(resource.RLIMIT_NOFILE)

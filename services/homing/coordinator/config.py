@@ -73,9 +73,12 @@ class CoordinatorConfig:
         _check_address(self.bind, is_private=self.keys is None)
 
     @property
-    def cache_dir(self) -> Path:
-        """Where compiled code is kept."""
-        return default_cache_dir(os.environ)
+    def cache_dir(self) -> Path | None:
+        """Where compiled code is kept; None: nowhere, so none is used."""
+        try:
+            return default_cache_dir(os.environ)
+        except ConfigError:
+            return None
 
     @property
     def routing(self) -> RoutingConfig:

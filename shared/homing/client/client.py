@@ -374,6 +374,7 @@ class Client:
         return self.fleet.card
 
     def _resubmit(self, generation: Generation) -> None:
+        self._homeless.pop(generation.request_id, None)
         if generation.abort_asked:
             generation.end_aborted()
             return

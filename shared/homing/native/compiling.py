@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from homing.errors import ConfigError
 from homing.native.build_once import build_once
 
 COMPILERS = ("cc", "gcc", "clang")
@@ -23,11 +24,16 @@ class NoCompiler(Exception):
 
 
 def default_cache_dir(environ: Mapping[str, str]) -> Path:
-    """`$HOMING_CACHE_DIR`, else `homing` in the user's cache directory (XDG base directories)."""
+    """`$HOMING_CACHE_DIR`, else `homing` in the user's cache directory (XDG base directories).
+    Raises `ConfigError` for a user without a home."""
     if own := environ.get("HOMING_CACHE_DIR"):
         return Path(own)
-    base = environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "homing"
+    if base := environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "homing"
+    try:
+        return Path.home() / ".cache" / "homing"
+    except RuntimeError:
+        raise ConfigError("this user has no home directory: set HOMING_CACHE_DIR") from None
 
 
 def built_library(
@@ -58,10 +64,12 @@ def compile_source(
     if compiler is None:
         raise NoCompiler(f"none of {', '.join(compilers)} is installed")
     command = [compiler, *flags, str(source), "-o", str(target), "-lm"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if result.returncode != 0:
         reason = (result.stderr.strip().splitlines() or ["no message"])[0]
         raise NoCompiler(f"{compiler} cannot build {source.name}: {reason}")
+    if not target.is_file():
+        raise NoCompiler(f"{compiler} built nothing of {source.name}")
 
 
 def build_key(sources: Iterable[Path], flags: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ import zmq
 from typing_extensions import Buffer
 
 from homing.native import NoCompiler, built_library
-from homing.transport.frames import MAX_BURST, ZERO_COPY_BYTES
+from homing.transport.frames import MAX_BURST
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +62,7 @@ class Bursts:
         ]
         self._send = library.send_burst
         self._send.argtypes = [
-            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.py_object, ctypes.c_int),
-            *(ctypes.c_ssize_t, ctypes.c_void_p),
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.py_object, ctypes.c_int, ctypes.c_void_p),
         ]
         self._socket = socket.underlying
         self._error = ctypes.c_int()
@@ -81,5 +80,5 @@ class Bursts:
 
         Returns its place, and the errno, or NOT_OURS where it has to be sent by itself.
         """
-        at = self._send(self._zmq, self._socket, messages, at, ZERO_COPY_BYTES, self._error_at)
+        at = self._send(self._zmq, self._socket, messages, at, self._error_at)
         return at, self._error.value

@@ -4,7 +4,7 @@ A frame of half a megabyte is copied four times on its way through the coordinat
 the kernel, twice. On one machine that is most of what its request costs there. A sender lends it
 instead: writes it into memory that has no name in any file system (memfd_create), and says where
 that is. Who may read the sender's memory anyway, the same user, opens it by /proc. It is gone when
-its sender is, whoever was killed meanwhile.
+its sender is, and what that forked, whoever was killed meanwhile.
 
 A file is lent again, for to get its pages costs more than to write them, but only after its reader
 has answered. Each loan has a number of its own, which is looked at before and after what is lent is
@@ -35,6 +35,7 @@ Place = tuple[int, int, int]
 _NAME: Final = "homing"
 _NUMBER_BYTES: Final = 8
 _MAX_FREE_BYTES: Final = 32 * 2**20
+_MAX_FREE_FILES: Final = 64
 _LOCAL: Final = ("ipc://", "tcp://127.", "tcp://localhost:", "tcp://[::1]:")
 
 
@@ -66,7 +67,8 @@ class Lender:
 
     def take_back(self, file: _File) -> None:
         with self._lock:
-            if self._free_bytes + file.size <= _MAX_FREE_BYTES:
+            has_room = self._free_bytes + file.size <= _MAX_FREE_BYTES
+            if has_room and len(self._free) < _MAX_FREE_FILES:
                 self._free.append(file)
                 self._free_bytes += file.size
 
@@ -126,9 +128,7 @@ def borrow(place: Place, size: int) -> bytes:
     process, descriptor, number = place
     path = f"/proc/{process}/fd/{descriptor}"
     try:
-        if os.readlink(path) != f"/memfd:{_NAME} (deleted)":
-            raise LoanGone(f"nothing is lent at {path}")
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        file = _open(path)
         try:
             before = os.pread(file, _NUMBER_BYTES, 0)
             data = os.pread(file, size, _NUMBER_BYTES)
@@ -140,3 +140,16 @@ def borrow(place: Place, size: int) -> bytes:
     if not before == after == number.to_bytes(_NUMBER_BYTES) or len(data) != size:
         raise LoanGone(f"what is lent at {path} is something else by now")
     return data
+
+
+def _open(path: str) -> int:
+    """A descriptor, if it is a loan's file. What else it may be is not even opened: to look at
+    what is there takes nothing but its place."""
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        itself = f"/proc/self/fd/{place}"
+        if os.readlink(itself) != f"/memfd:{_NAME} (deleted)":
+            raise LoanGone(f"nothing is lent at {path}")
+        return os.open(itself, os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(place)

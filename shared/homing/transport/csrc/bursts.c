@@ -55,16 +55,31 @@ static PyObject *receive_frame(const struct zmq *zmq, void *socket, int *more, i
     return frame;
 }
 
+/* What is left of a message must not be taken for another. */
+static void drop_rest(const struct zmq *zmq, void *socket, int more)
+{
+    while (more) {
+        zmq_msg message;
+        zmq->msg_init(&message);
+        more = zmq->msg_recv(&message, socket, DONTWAIT) >= 0 ? zmq->msg_more(&message)
+                                                              : errno == EINTR;
+        zmq->msg_close(&message);
+    }
+}
+
 /* The frames of a message after its first. libzmq has them all where it has the first. */
 static PyObject *receive_rest(const struct zmq *zmq, void *socket, int more, int *error)
 {
     PyObject *frames = PyList_New(0);
+    if (!frames)
+        drop_rest(zmq, socket, more);
     while (frames && more) {
         PyObject *frame = receive_frame(zmq, socket, &more, error);
         int failed = !frame || PyList_Append(frames, frame) < 0;
         if (frame)
             Py_DecRef(frame);
         if (failed) {
+            drop_rest(zmq, socket, more);
             Py_DecRef(frames);
             return NULL;
         }
@@ -83,6 +98,8 @@ PyObject *receive_burst(const struct zmq *zmq, void *socket, int max_messages, i
         PyObject *identity = receive_frame(zmq, socket, &more, error);
         if (!identity && *error)
             return burst;
+        if (!identity)
+            drop_rest(zmq, socket, more);
         PyObject *frames = identity ? receive_rest(zmq, socket, more, error) : NULL;
         PyObject *message = frames ? PyTuple_Pack(2, identity, frames) : NULL;
         if (message) {
@@ -103,8 +120,8 @@ PyObject *receive_burst(const struct zmq *zmq, void *socket, int max_messages, i
     return burst;
 }
 
-/* Whether a message is of bytes alone, each shorter than `long_frame`, and of one frame at least. */
-static int is_ours(PyObject *frames, Py_ssize_t long_frame)
+/* Whether a message is of bytes alone, and of one frame at least. */
+static int is_ours(PyObject *frames)
 {
     Py_ssize_t num_frames = PyList_Size(frames);
     for (Py_ssize_t i = 0; i < num_frames; i++) {
@@ -114,8 +131,6 @@ static int is_ours(PyObject *frames, Py_ssize_t long_frame)
             PyErr_Clear();
             return 0;
         }
-        if (size >= long_frame)
-            return 0;
     }
     if (num_frames < 0)
         PyErr_Clear();
@@ -135,16 +150,18 @@ static int send_frame(const struct zmq *zmq, void *socket, PyObject *frame, int 
 }
 
 /* Send messages[at:], each (identity, [frame, ...]), up to one that cannot be: returns its index,
- * and in *error why, an errno, or NOT_OURS for one that the caller has to send. */
-int send_burst(const struct zmq *zmq, void *socket, PyObject *messages, int at,
-               Py_ssize_t long_frame, int *error)
+ * and in *error why, an errno, or NOT_OURS for one that the caller has to send.
+ *
+ * Long frames are copied, too: to lend Python's memory to libzmq's thread takes a thread of pyzmq's
+ * that takes it back, and a process that ends meanwhile may abort. */
+int send_burst(const struct zmq *zmq, void *socket, PyObject *messages, int at, int *error)
 {
     int num_messages = PyList_Size(messages);
     *error = 0;
     for (; at < num_messages; at++) {
         PyObject *message = PyList_GetItem(messages, at);
         PyObject *frames = PyTuple_GetItem(message, 1);
-        if (!is_ours(frames, long_frame)) {
+        if (!is_ours(frames)) {
             *error = NOT_OURS;
             return at;
         }
