@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from zmq.utils import garbage
 
 from homing.errors import ConfigError
 from homing.transport import AsyncDealer, Dealer, Router, SendResult, peer_identity
@@ -43,6 +44,7 @@ def test_frames_of_every_size_arrive_whole_and_are_forwarded_as_they_came(new_ro
     assert router.send(IDENTITY, frames) is SendResult.SENT
     echoed = next(dealer.receive(30))
     assert [bytes(memoryview(f)) for f in echoed] == [b"metadata", payload]
+    assert not garbage.gc.thread, "Python's memory was lent to libzmq"
     dealer.close()
     router.close()
 

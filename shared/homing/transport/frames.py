@@ -2,6 +2,8 @@
 
 Small frames become `bytes`: cheaper than holding a zmq frame object for each. Frames of
 `ZERO_COPY_BYTES` and more stay in libzmq's buffer, and are sent on from there by reference.
+Python's own memory is copied, however long: to lend it to libzmq's thread takes a thread of pyzmq's
+that takes it back, and a process that ends meanwhile may abort.
 """
 
 from __future__ import annotations
@@ -72,12 +74,10 @@ def send(socket: zmq.Socket[bytes], frames: Sequence[Buffer], to: bytes | None =
     `zmq.ZMQError` (EAGAIN, EHOSTUNREACH) instead of waiting."""
     if to is not None:
         _send(socket, to, _MORE, True)
-    head: list[Any]  # buffers whose length is in bytes
-    last: Any
     *head, last = frames
     for frame in head:
-        _send(socket, frame, _MORE, len(frame) < ZERO_COPY_BYTES)
-    _send(socket, last, NOBLOCK, len(last) < ZERO_COPY_BYTES)
+        _send(socket, frame, _MORE, not isinstance(frame, zmq.Frame))
+    _send(socket, last, NOBLOCK, not isinstance(last, zmq.Frame))
 
 
 def send_or_drop(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> None:

@@ -150,10 +150,7 @@ static int send_frame(const struct zmq *zmq, void *socket, PyObject *frame, int 
 }
 
 /* Send messages[at:], each (identity, [frame, ...]), up to one that cannot be: returns its index,
- * and in *error why, an errno, or NOT_OURS for one that the caller has to send.
- *
- * Long frames are copied, too: to lend Python's memory to libzmq's thread takes a thread of pyzmq's
- * that takes it back, and a process that ends meanwhile may abort. */
+ * and in *error why, an errno, or NOT_OURS for one that the caller has to send. */
 int send_burst(const struct zmq *zmq, void *socket, PyObject *messages, int at, int *error)
 {
     int num_messages = PyList_Size(messages);
