@@ -11,7 +11,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-import zmq
 from zmq.utils import garbage
 
 from homing.errors import ConfigError
@@ -19,6 +18,7 @@ from homing.transport import AsyncDealer, Dealer, Router, SendResult, peer_ident
 from homing.transport import frames as frames_
 from homing.transport.connections import SEND_BUFFER_BYTES
 from homing.transport.frames import MAX_BURST, ZERO_COPY_BYTES
+from tests.support.deaf_peer import deaf_peer
 from tests.support.tcp_proxy import TcpProxy
 
 IDENTITY = peer_identity("engine", 5)
@@ -114,16 +114,9 @@ def test_a_send_to_a_peer_that_is_not_there_says_so(new_router):
 
 def test_a_peer_that_does_not_read_fills_its_queue_and_blocks_nobody(new_router):
     router = new_router()
-    deaf = zmq.Context.instance().socket(zmq.DEALER)
-    deaf.setsockopt(zmq.RCVHWM, 1)
-    deaf.setsockopt(zmq.RCVBUF, 4096)
-    deaf.setsockopt(zmq.IDENTITY, IDENTITY)
-    deaf.connect(router.address)
-    deaf.send_multipart([b"x"])
-    receive_one(router)
-    results = {router.send(IDENTITY, [bytes(60_000)]) for _ in range(500)}
+    with deaf_peer(router, IDENTITY):
+        results = {router.send(IDENTITY, [bytes(60_000)]) for _ in range(500)}
     assert SendResult.FULL in results
-    deaf.close(linger=0)
     router.close()
 
 

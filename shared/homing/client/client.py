@@ -340,7 +340,7 @@ class Client:
                 generation.fail(Unavailable("no engine has come to go on with the request"))
         serves = self._session.welcomed and self.fleet.connected and self.fleet.live_ranks
         if self._homeless and serves:
-            for generation in [self._homeless.pop(key) for key in list(self._homeless)]:
+            for generation in list(self._homeless.values()):
                 self._resubmit(generation)
         elif self._session.silence_s > self._patience_s:
             self._fail_all(Unavailable("the coordinator does not answer"))
