@@ -30,6 +30,8 @@ class Admission:
         self._health = FleetHealth(
             max_requests=config.max_queued_requests, timeout_s=config.heartbeat_timeout_s
         )
+        self.failed_ranks = self._health.breakers.keys()
+        """Those that ever failed."""
         self._steps = StepModel()
 
     # Ranks
@@ -40,7 +42,7 @@ class Admission:
         self.is_stale = True
 
     def served(self, engine: Engine) -> None:
-        """It finished a request."""
+        """One that ever failed finished a request."""
         if self._health.serve(engine.rank):
             log.info("serves again", extra={"peer": str(engine)})
             self.is_stale = True

@@ -75,6 +75,9 @@ class FleetControl:
         self._outbox = outbox
         self._history = history
 
+    def __str__(self) -> str:
+        return "the fleet"
+
     def is_in_step(self, engine: Engine) -> bool:
         """It is in the fleet's state, with the fleet's weights."""
         return engine.fleet_state is self.state and engine.epoch == self.weights.epoch
@@ -142,9 +145,7 @@ class FleetControl:
         return None
 
     def _note_start(self, operation: Operation) -> None:
-        self.state = self._history.next_state(
-            TRANSITIONS, self.state, operation.command, "the fleet"
-        )
+        self._history.move(TRANSITIONS, self, operation.command)
         self._commanded = True
         operation.sequence = self._next_sequence()
         if operation.empties_caches:

@@ -104,22 +104,21 @@ class FleetHealth:
         """max_requests: a healthy rank may have; timeout_s: of silence, before a rank is dead."""
         self._max_requests = max_requests
         self._late_s = LATE_SHARE * timeout_s
-        self._breakers: dict[RankId, Breaker] = {}  # of ranks that ever failed
+        self.breakers: dict[RankId, Breaker] = {}
+        """Of ranks that ever failed."""
         self._slow: set[RankId] = set()
 
     def circuit(self, rank: RankId) -> Circuit:
-        breaker = self._breakers.get(rank)
+        breaker = self.breakers.get(rank)
         return breaker.circuit if breaker else Circuit.CLOSED
 
     def fail(self, rank: RankId, now: float) -> None:
         """A rank died, was given up, or had to begin anew."""
-        self._breakers.setdefault(rank, Breaker()).fail(now)
+        self.breakers.setdefault(rank, Breaker()).fail(now)
 
     def serve(self, rank: RankId) -> bool:
-        """A rank finished a request; True if that closed its breaker."""
-        breaker = self._breakers.get(rank)
-        if breaker is None:
-            return False
+        """A rank that ever failed finished a request; True if that closed its breaker."""
+        breaker = self.breakers[rank]
         was_probed = breaker.circuit is Circuit.HALF_OPEN
         breaker.serve()
         return was_probed
@@ -128,7 +127,7 @@ class FleetHealth:
         self, signs: Mapping[RankId, RankSigns], mean_requests: float, now: float
     ) -> dict[RankId, int]:
         """How many requests each of the live ranks may have; `mean_requests` is what they have."""
-        for breaker in self._breakers.values():
+        for breaker in self.breakers.values():
             breaker.wait(now)
         usual = median_low([s.slowness for s in signs.values()]) if signs else 1.0
         slowness = {rank: sign.slowness / usual for rank, sign in signs.items()}

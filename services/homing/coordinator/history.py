@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from enum import Enum
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from homing.errors import InternalError
 
 S = TypeVar("S", bound=Enum)
 E = TypeVar("E", bound=Enum)
+
+
+class HasState(Protocol[S]):
+    """Called by its `str` where an error tells of it."""
+
+    state: S
 
 
 class History:
@@ -23,13 +29,13 @@ class History:
         """The last `count` entries, oldest first."""
         return [" ".join(map(str, entry)) for entry in list(self._entries)[-count:]]
 
-    def next_state(self, table: Mapping[tuple[S, E], S], state: S, event: E, who: object) -> S:
-        """The state that the table gives, the event noted. A missing entry is a bug of ours:
+    def move(self, table: Mapping[tuple[S, E], S], who: HasState[S], event: E) -> None:
+        """Into the state that the table gives, the event noted. A missing entry is a bug of ours:
         `InternalError`."""
         self._entries.append((who, event))
         try:
-            return table[state, event]
+            who.state = table[who.state, event]
         except KeyError:
             raise InternalError(
-                f"{who}: {event} in {state}; before that: {'; '.join(self.recent())}"
+                f"{who}: {event} in {who.state}; before that: {'; '.join(self.recent())}"
             ) from None

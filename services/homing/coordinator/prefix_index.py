@@ -83,6 +83,13 @@ class Runs:
             held &= self.masks.get(first, 0)
         return steps
 
+    def is_run(self, digests: bytes, bit: int) -> bool:
+        """Whether a prompt is one run that the slot of this bit has: what is sent again is."""
+        first = digests[:DIGEST_BYTES]
+        if not self.masks.get(first, 0) & bit:
+            return False
+        return self._rests.get(first, b"") == digests[DIGEST_BYTES:]
+
     def add(self, digests: bytes, bit: int) -> int:
         """The slot of this bit was sent a prompt. Returns how many points are new."""
         masks, at, before = self.masks, 0, self.num_points
@@ -90,7 +97,7 @@ class Runs:
             first = digests[at : at + DIGEST_BYTES]
             mask = masks.get(first)
             if mask is None:
-                self._put(digests[at:], bit)
+                self._put(first, digests[at + DIGEST_BYTES :], bit)
                 break
             if mask & bit:
                 at = self._end_of_common(digests, at, first)
@@ -131,12 +138,11 @@ class Runs:
         for _ in range(num_runs):
             rests.pop(masks.popitem()[0], None)
 
-    def _put(self, digests: bytes, mask: int) -> None:
-        first, rest = digests[:DIGEST_BYTES], digests[DIGEST_BYTES:]
+    def _put(self, first: bytes, rest: bytes, mask: int) -> None:
         self.masks[first] = mask
         if rest:
             self._rests[first] = rest
-        self.num_points += len(digests) // DIGEST_BYTES
+        self.num_points += 1 + len(rest) // DIGEST_BYTES
 
     def _end_of_common(self, digests: bytes, at: int, first: bytes, part: bool = False) -> int:
         """Where a prompt and the run that they both have at `at` cease to agree, in bytes.
@@ -169,10 +175,10 @@ class Runs:
             self._rests[first] = rest[:cut]
         else:
             del self._rests[first]
-        back = rest[cut:]
-        self.num_points -= len(back) // DIGEST_BYTES
-        if back[:DIGEST_BYTES] not in self.masks:  # it is not, unless the hashes are no chain
-            self._put(back, self.masks[first])
+        self.num_points -= (len(rest) - cut) // DIGEST_BYTES
+        next_first, back = rest[cut : cut + DIGEST_BYTES], rest[cut + DIGEST_BYTES :]
+        if next_first not in self.masks:  # it is not, unless the hashes are no chain
+            self._put(next_first, back, self.masks[first])
 
 
 class PrefixIndex:
@@ -203,14 +209,18 @@ class PrefixIndex:
         if not steps:
             return [Match(0, slots)]
         steps.sort(reverse=True)
-        held_to: dict[int, int] = {}  # end of what is held -> by whom, the deepest first
-        for end, held in steps:
-            if deepest := held & slots:
-                held_to[end] = held_to.get(end, 0) | deepest
-                slots ^= deepest
-        matches = [Match(0, slots)] if slots else []
-        for end in reversed(held_to):
-            matches.append(Match(depths[end // DIGEST_BYTES - 1], held_to[end]))
+        matches: list[Match] = []
+        last_end = 0
+        for end, held in steps:  # the deepest first
+            if held := held & slots:
+                slots ^= held
+                if end == last_end:
+                    held |= matches.pop().slots
+                matches.append(Match(depths[end // DIGEST_BYTES - 1], held))
+                last_end = end
+        if slots:
+            matches.append(Match(0, slots))
+        matches.reverse()
         return matches
 
     def record(self, digests: bytes, slot: Slot) -> None:
@@ -218,8 +228,8 @@ class PrefixIndex:
         if self._is_told:
             if not self._young.masks.get(digests[-DIGEST_BYTES:], 0) >> slot & 1:
                 self.store(digests, slot)
-        elif num_new := self._young.add(digests, 1 << slot):
-            self._written(num_new)
+        elif not self._young.is_run(digests, 1 << slot):
+            self._written(self._young.add(digests, 1 << slot))
 
     def store(self, digests: bytes, slot: Slot) -> None:
         """`slot` holds these blocks of a prompt, by its own word."""

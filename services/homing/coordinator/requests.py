@@ -13,7 +13,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from typing_extensions import Buffer
 
@@ -44,10 +44,11 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1.0
 """What a client is told to wait for a rank to come."""
 
-MAX_TOKENS = 2**32
-"""No answer has so many: a larger number is an engine's mistake."""
+TOKEN_BITS = 32
+"""A number of tokens with more bits, or below 0, is an engine's mistake, and is not let spoil the
+sums: `number >> TOKEN_BITS` is not 0 then."""
 
-WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
+WHOLE = frozenset((FinishReason.STOP, FinishReason.LENGTH))
 """Ends that say how long an answer is."""
 
 
@@ -59,6 +60,9 @@ class RequestEvent(StrEnum):
     CLIENT_GONE = "client gone"
     SUPERSEDED = "superseded"
 
+
+# To read an attribute of an enum takes as long as a call; these two are read for each request.
+DISPATCHED, FINISHED = RequestEvent.DISPATCHED, RequestEvent.FINISHED
 
 _S, _E = RequestState, RequestEvent
 TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
@@ -78,6 +82,12 @@ TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
 assert Submit.__struct_fields__[-1] == "block_hashes", "forwarded without its last frame"
 
 
+class Refusal(NamedTuple):
+    reason: LostReason
+    why: str
+    retry_after_s: float = 0.0
+
+
 class Requests:
     def __init__(
         self,
@@ -91,6 +101,7 @@ class Requests:
         self._admission = admission
         self._shares = admission.shares
         self._loads = router.loads
+        self._reads_prefixes = router.reads_prefixes
         self._outbox = outbox
         self._history = history
         self._totals = totals
@@ -102,24 +113,36 @@ class Requests:
 
     def submit(self, client: Client, submit: Submit, frames: Sequence[Buffer], now: float) -> None:
         """Dispatch or refuse. `frames` are the message as it came."""
-        if self._is_repeat(client, submit.request_id, submit.attempt):
+        request_id, attempt = submit.request_id, submit.attempt
+        if self._is_repeat(client, request_id, attempt):
             return
         holder = client if submit.tenant is None else submit.tenant
-        if problem := self._problem(client, submit):
-            self._refuse(client, submit, LostReason.INVALID, problem)
-        elif not self._loads.num_open or self.block_size is None:
-            detail = "no engine is serving"
-            self._refuse(client, submit, LostReason.NO_RANK, detail, RETRY_AFTER_S)
-        elif why := self._admission.why_not(holder, now):
-            retry_after_s = self._shares.retry_after_s(now)
-            self._refuse(client, submit, LostReason.OVERLOADED, why, retry_after_s)
-        else:
-            self._dispatch(client, holder, submit, frames, self.block_size, now)
+        if refusal := self._refusal(client, holder, submit, now):
+            self._refuse(client, submit, refusal)
+            return
+        hashes, digest = submit.block_hashes, submit.external_digest
+        digests = None if hashes is None or not self._reads_prefixes else bytes(hashes)
+        assert self.block_size is not None
+        decision = self._router.route(digests, submit.num_prompt_tokens, self.block_size, now)
+        engine = self._engine_of_slot[decision.slot]
+        request = Request(client, engine, request_id, attempt, decision, holder, digest)
+        self._history.move(TRANSITIONS, request, DISPATCHED)
+        client.requests[request_id] = request
+        engine.requests.add(request)
+        self._shares.took(holder)
+        if digest is not None:
+            self._of_digest[digest].add(request)
+        self._totals.dispatched_to_rank[engine.rank] += 1
+        forwarded = [*frames]  # as it came, but for the hashes, its last frame
+        forwarded[-1] = NIL
+        self._outbox.append(Forward(engine.identity, forwarded))
+        if self._logs_requests:
+            log.debug("dispatched", extra=_names(request) | {"rank": engine.rank})
 
     def submit_unread(self, client: Client, submit: GarbageSubmit) -> None:
         """Refuse a submission of which only the ids could be read."""
         if not self._is_repeat(client, submit.request_id, submit.attempt):
-            self._refuse(client, submit, LostReason.INVALID, submit.reason)
+            self._refuse(client, submit, _invalid(submit.reason))
 
     def abort(self, client: Client, abort: Abort, frames: Sequence[Buffer]) -> None:
         """Tell the engine; its last Output tells the client.
@@ -135,7 +158,7 @@ class Requests:
         elif request.attempt == abort.attempt:
             if request.state is RequestState.RUNNING:
                 self._outbox.append(Forward(request.engine.identity, frames))
-            self._move(request, RequestEvent.ABORT_ASKED)
+            self._history.move(TRANSITIONS, request, RequestEvent.ABORT_ASKED)
 
     def abort_matching(self, external_digest: int | None) -> int:
         """Abort the requests with this digest, whichever client's; None: all. Says how many."""
@@ -147,7 +170,7 @@ class Requests:
         for request in matching:
             if request.state is RequestState.RUNNING:
                 self.send_abort(request)
-            self._move(request, RequestEvent.ABORT_ASKED)
+            self._history.move(TRANSITIONS, request, RequestEvent.ABORT_ASKED)
         return len(matching)
 
     def finish(
@@ -159,18 +182,23 @@ class Requests:
             if not request or request.engine is not engine or request.attempt != end.attempt:
                 self._totals.stale_finishes += 1
                 continue
-            self._end(request, RequestEvent.FINISHED, end, now)
+            self._end(request, FINISHED, end, now)
             self._totals.finished[end.reason] += 1
             if end.reason not in FAILED:
                 self._count_answer(request.decision.num_cached_tokens, end)
-                self._admission.served(engine)
+                if engine.rank in self._admission.failed_ranks:
+                    self._admission.served(engine)
 
-    def _count_answer(self, predicted_cached_tokens: int, end: FinishedRequest) -> None:
-        totals, actual = self._totals, _sane(end.num_cached_tokens)
-        totals.predicted_cached_tokens += predicted_cached_tokens
+    def _count_answer(self, predicted: int, end: FinishedRequest) -> None:
+        """`predicted`: prompt tokens that its engine was believed to hold."""
+        totals, actual, generated = self._totals, end.num_cached_tokens, end.num_generated_tokens
+        if actual >> TOKEN_BITS:
+            actual = 0
+        totals.predicted_cached_tokens += predicted
         totals.actual_cached_tokens += actual
-        totals.mispredicted_cached_tokens += abs(predicted_cached_tokens - actual)
-        totals.generated_tokens += _sane(end.num_generated_tokens)
+        totals.mispredicted_cached_tokens += abs(predicted - actual)
+        if not generated >> TOKEN_BITS:
+            totals.generated_tokens += generated
 
     def open_engine(self, engine: Engine) -> None:
         """Let this engine be chosen."""
@@ -211,75 +239,41 @@ class Requests:
             self._totals.superseded += 1
             self.send_abort(request)
         self._totals.submitted += 1
-        self._totals.resubmissions += attempt > 0
+        if attempt:
+            self._totals.resubmissions += 1
         return False
 
-    def _problem(self, client: Client, submit: Submit) -> str | None:
-        """What is wrong with a submission, if anything. Reads no prompt."""
+    def _refusal(
+        self, client: Client, holder: Holder, submit: Submit, now: float
+    ) -> Refusal | None:
+        """Why a submission cannot be dispatched, if it cannot. Reads no prompt."""
         if submit.client != client.uid:
-            return f"client {submit.client} is not the sender's uid"
+            return _invalid(f"client {submit.client} is not the sender's uid")
         num_tokens = submit.num_prompt_tokens
+        num_bytes = num_tokens * TOKEN_BYTES
         prompt: Any = submit.prompt  # buffers whose length is in bytes
         hashes: Any = submit.block_hashes
-        is_lent = submit.lent_at is not None
-        if submit.sampling is None or (prompt is None) is not is_lent:
-            return "the prompt or the sampling frame is absent, or the prompt is both sent and lent"
-        num_bytes = min(num_tokens * TOKEN_BYTES, MAX_LOAN_BYTES) if is_lent else len(prompt)
-        if not num_tokens or num_bytes != num_tokens * TOKEN_BYTES:
-            return f"{num_tokens} prompt tokens in {num_bytes} bytes"
+        if submit.sampling is None or (prompt is None) is (submit.lent_at is None):
+            return _invalid(
+                "the prompt or the sampling frame is absent, or the prompt is both sent and lent"
+            )
+        num_there = len(prompt) if prompt is not None else min(num_bytes, MAX_LOAN_BYTES)
+        if num_there != num_bytes or not num_tokens:
+            return _invalid(f"{num_tokens} prompt tokens in {num_there} bytes")
         if submit.num_resumed_tokens > num_tokens:
-            return f"{submit.num_resumed_tokens} of {num_tokens} tokens are resumed"
-        if hashes is not None and self._router.reads_prefixes and self.block_size:
+            return _invalid(f"{submit.num_resumed_tokens} of {num_tokens} tokens are resumed")
+        if self.block_size is None or not self._loads.num_open:
+            return Refusal(LostReason.NO_RANK, "no engine is serving", RETRY_AFTER_S)
+        if hashes is not None and self._reads_prefixes:
             num_points = num_routing_points(num_tokens // self.block_size)
             if len(hashes) != num_points * DIGEST_BYTES:
-                return f"{len(hashes)} bytes of hashes for {num_points} routing points"
+                return _invalid(f"{len(hashes)} bytes of hashes for {num_points} routing points")
+        if why := self._admission.why_not(holder, now):
+            return Refusal(LostReason.OVERLOADED, why, self._shares.retry_after_s(now))
         return None
 
-    def _dispatch(
-        self,
-        client: Client,
-        holder: Holder,
-        submit: Submit,
-        frames: Sequence[Buffer],
-        block_size: int,
-        now: float,
-    ) -> None:
-        digests = None
-        if self._router.reads_prefixes and submit.block_hashes is not None:
-            digests = bytes(submit.block_hashes)
-        decision = self._router.route(digests, submit.num_prompt_tokens, block_size, now)
-        engine = self._engine_of_slot[decision.slot]
-        request = Request(
-            client,
-            engine,
-            submit.request_id,
-            submit.attempt,
-            decision,
-            holder,
-            submit.external_digest,
-        )
-        self._move(request, RequestEvent.DISPATCHED)
-        client.requests[submit.request_id] = request
-        engine.requests.add(request)
-        self._shares.took(holder)
-        if request.external_digest is not None:
-            self._of_digest[request.external_digest].add(request)
-        self._totals.dispatched_to_rank[engine.rank] += 1
-        forwarded = [*frames]  # as it came, but for the hashes, its last frame
-        forwarded[-1] = NIL
-        self._outbox.append(Forward(engine.identity, forwarded))
-        if self._logs_requests:
-            log.debug("dispatched", extra=_names(request) | {"rank": engine.rank})
-
-    def _refuse(
-        self,
-        client: Client,
-        submit: Submit | GarbageSubmit,
-        reason: LostReason,
-        why: str,
-        retry_after_s: float = 0.0,
-    ) -> None:
-        lost = _lost((submit.request_id, submit.attempt), reason, why, retry_after_s)
+    def _refuse(self, client: Client, submit: Submit | GarbageSubmit, refusal: Refusal) -> None:
+        lost = _lost((submit.request_id, submit.attempt), *refusal)
         self._totals.refused[lost.reason.value] += 1
         self._outbox.append(Send(client.identity, lost))
 
@@ -298,13 +292,15 @@ class Requests:
         end: FinishedRequest | None = None,
         now: float | None = None,
     ) -> None:
-        self._move(request, event)
+        self._history.move(TRANSITIONS, request, event)
         del request.client.requests[request.request_id]
         request.engine.requests.remove(request)
         self._shares.gave_back(request.holder, now)
         if request.external_digest is not None:
             self._forget_digest(request.external_digest, request)
-        num_generated = _sane(end.num_generated_tokens) if end and end.reason in WHOLE else None
+        num_generated = None
+        if end and end.reason in WHOLE and not end.num_generated_tokens >> TOKEN_BITS:
+            num_generated = end.num_generated_tokens
         self._router.end(request.decision, num_generated)
         if self._logs_requests:
             extra = {
@@ -319,9 +315,6 @@ class Requests:
         same.remove(request)
         if not same:
             del self._of_digest[digest]
-
-    def _move(self, request: Request, event: RequestEvent) -> None:
-        request.state = self._history.next_state(TRANSITIONS, request.state, event, request)
 
     def check(self, clients: Iterable[Client], engines: Iterable[Engine]) -> None:
         """Assert that the containers agree."""
@@ -342,6 +335,10 @@ class Requests:
             assert self._loads.load(slot) == sum(r.decision.load for r in engine.requests)
 
 
+def _invalid(problem: str) -> Refusal:
+    return Refusal(LostReason.INVALID, problem)
+
+
 def _lost(
     ids: tuple[int, int], reason: LostReason, detail: str, retry_after_s: float = 0.0
 ) -> Lost:
@@ -352,8 +349,3 @@ def _lost(
 def _names(request: Request) -> dict[str, Any]:
     name = request_name(request.client.uid, request.request_id)
     return {"request": name, "attempt": request.attempt}
-
-
-def _sane(num_tokens: int) -> int:
-    """An engine's word for a number of tokens, kept from spoiling the sums if it is broken."""
-    return num_tokens if 0 <= num_tokens <= MAX_TOKENS else 0

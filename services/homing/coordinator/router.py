@@ -160,10 +160,11 @@ class RankRouter:
         if now >= self.explanations.next_at:
             self._explain(matches, num_prompt_tokens, block_size, slot, now)
         num_cached = 0
-        for match in matches:
+        for match in reversed(matches):
             if match.slots >> slot & 1:
                 # A fully cached prompt still computes its last token.
                 num_cached = min(match.num_blocks * block_size, num_prompt_tokens - 1)
+                break
         load = num_prompt_tokens - num_cached + TOKENS_OF_REQUEST if self._in_tokens else 1
         self._num_decisions = number = self._num_decisions + 1
         decision = Decision(number, slot, num_prompt_tokens, num_cached, load)

@@ -11,9 +11,6 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Sequence
-
-from typing_extensions import Buffer
 
 from homing.coordinator.config import CoordinatorConfig
 from homing.coordinator.events import Failure, Forward, Instruction, Tick, Unsent, read_event
@@ -76,7 +73,10 @@ class Server:
         lost after what it sent before, perhaps a Goodbye, has been read.
         """
         while instructions:
-            messages = [(each.peer, _frames_of(each)) for each in instructions]
+            messages = [
+                (each.peer, each.frames if isinstance(each, Forward) else pack(each.message))
+                for each in instructions
+            ]
             instructions = []
             for peer, result in self._router.send_all(messages):
                 if result is SendResult.GONE:
@@ -84,8 +84,3 @@ class Server:
                 else:
                     unsent = Unsent(peer, Failure.FULL)
                     instructions += self._state.handle(unsent, time.monotonic())
-
-
-def _frames_of(instruction: Instruction) -> Sequence[Buffer]:
-    is_forward = isinstance(instruction, Forward)
-    return instruction.frames if is_forward else pack(instruction.message)

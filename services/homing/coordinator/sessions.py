@@ -273,7 +273,7 @@ class Sessions:
             self._fleet_changed = True
 
     def _move(self, peer: Peer, event: PeerEvent) -> None:
-        peer.state = self._history.next_state(TRANSITIONS, peer.state, event, peer)
+        self._history.move(TRANSITIONS, peer, event)
         if isinstance(peer, Engine) and peer.state is PeerState.LIVE:
             self._requests.open_engine(peer)
             self._admission.is_stale = True

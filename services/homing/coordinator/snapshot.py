@@ -34,7 +34,7 @@ def fleet_snapshot(
         "totals": counters.totals(),
         "submitted": totals.submitted,
         "resubmissions": totals.resubmissions,
-        "dispatched": totals.dispatched_to_rank.total(),
+        "dispatched": sum(totals.dispatched_to_rank.values()),
         "duplicates": totals.duplicates,
         "superseded": totals.superseded,
         "refused": dict(totals.refused),

@@ -72,6 +72,9 @@ from homing.wire.messages import ToCoordinator
 
 log = logging.getLogger(__name__)
 
+_USUAL = frozenset((Submit, Output))
+"""After these nothing but requests is expected to have changed: what has settles soon after."""
+
 ENDS = list[FinishedRequest]  # written once: making such a type costs as much as decoding one
 
 
@@ -125,12 +128,24 @@ class Coordinator:
     def handle_all(self, events: Iterable[Event], now: float) -> list[Instruction]:
         """Take in events that came together, one after the other."""
         now = self._now = max(now, self._now)
+        by_identity, settle = self.peers.by_identity, self.sessions.settle
         for event in events:
-            if isinstance(event, Received):
-                self._on_message(event, now)
-            else:
+            if not isinstance(event, Received):
                 self._on_incident(event, now)
-            self.sessions.settle(now)
+                settle(now)
+                continue
+            message, peer = event.message, by_identity.get(event.sender)
+            if peer is None or type(message) is Hello:  # `isinstance` of other structs is slow
+                self._at_the_door(event.sender, message, now)
+            else:
+                peer.last_seen = now
+                if isinstance(peer, Engine):
+                    self._from_engine(peer, message, event.frames, now)
+                else:
+                    self._from_client(peer, message, event.frames, now)
+            if type(message) not in _USUAL:
+                settle(now)
+        settle(now)
         instructions = self._outbox.copy()
         self._outbox.clear()
         return instructions
@@ -151,18 +166,10 @@ class Coordinator:
             case _:
                 assert_never(event)
 
-    def _on_message(self, event: Received, now: float) -> None:
-        sender, message = event.sender, event.message
-        peer = self.peers.by_identity.get(sender)
-        if peer is not None:
-            peer.last_seen = now
+    def _at_the_door(self, sender: bytes, message: ToCoordinator, now: float) -> None:
         if isinstance(message, Hello):
             self._strangers.forget(sender)
             self.sessions.hello(sender, message, now)
-        elif isinstance(peer, Engine):
-            self._from_engine(peer, message, event.frames, now)
-        elif peer is not None:
-            self._from_client(peer, message, event.frames, now)
         elif not isinstance(message, Goodbye) and self._strangers.may_tell(sender, now):
             self._outbox.append(Send(sender, Rejoin(self._incarnation)))
 

@@ -101,7 +101,9 @@ def parse(frames: Sequence[Buffer]) -> Message:
     """
     if not frames:
         raise WireError("a message of no frames")
-    head: Any = frames[0]  # a buffer whose length is in bytes
+    head: Any  # a buffer whose length is in bytes
+    payloads: list[Any]
+    head, *payloads = frames
     if len(head) > MAX_METADATA_BYTES:
         raise WireError(f"metadata of {len(head)} bytes; the limit is {MAX_METADATA_BYTES}")
     try:
@@ -109,7 +111,6 @@ def parse(frames: Sequence[Buffer]) -> Message:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise WireError(f"metadata: {error}") from error
     layout = _LAYOUT_OF_METADATA[type(metadata)]
-    payloads: list[Any] = [*frames[1:]]
     if len(payloads) != layout.num_frames:
         raise WireError(
             f"{layout.message.__name__}: {len(payloads)} payload frames; it has {layout.num_frames}"
@@ -119,4 +120,4 @@ def parse(frames: Sequence[Buffer]) -> Message:
         for place, frame in enumerate(payloads):  # a comprehension would be a call more
             if frame == NIL:
                 payloads[place] = None
-    return layout.message(*_astuple(metadata), *payloads)
+    return layout.message(*_astuple(metadata) + tuple(payloads))

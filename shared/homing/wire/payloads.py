@@ -29,7 +29,7 @@ class FinishReason(StrEnum):
     UNREAD = "unread"  # the engine cannot see the prompt where it is lent: submit it again, sent
 
 
-FAILED = (FinishReason.ERROR, FinishReason.UNREAD)
+FAILED = frozenset((FinishReason.ERROR, FinishReason.UNREAD))
 """Ends of what was never begun, or cannot go on."""
 
 
