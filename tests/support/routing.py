@@ -21,4 +21,4 @@ def matches_of(*num_blocks: int) -> list[Match]:
     slots: dict[int, int] = {}
     for slot, held in enumerate(num_blocks):
         slots[held] = slots.get(held, 0) | 1 << slot
-    return [Match(held, mask) for held, mask in sorted(slots.items())]
+    return [Match(held, mask) for held, mask in sorted(slots.items(), reverse=True)]

@@ -83,7 +83,7 @@ def test_ranks_that_hold_as_much_in_different_generations_hold_as_much() -> None
     index.record(digests("a", "ab"), Slot(0))
     index.advance(TTL / 2)
     index.record(digests("a", "ab"), Slot(1))
-    assert index.match(digests("a", "ab"), [1, 2], 0b111) == [Match(0, 0b100), Match(2, 0b011)]
+    assert index.match(digests("a", "ab"), [1, 2], 0b111) == [Match(2, 0b011), Match(0, 0b100)]
 
 
 def test_what_a_rank_stored_and_dropped_parts_the_ranks_whatever_it_says() -> None:

@@ -200,7 +200,7 @@ class PrefixIndex:
         return self._young.num_points + self._old.num_points
 
     def match(self, digests: bytes, depths: Sequence[int], slots: int) -> list[Match]:
-        """Part `slots` by how much of the prompt each holds; who holds least first.
+        """Part `slots` by how much of the prompt each holds; who holds most first.
 
         The i-th of the joined digests is the hash of the prompt's block `depths[i] - 1`; the depths
         ascend.
@@ -208,7 +208,8 @@ class PrefixIndex:
         steps = self._young.holders(digests) + self._old.holders(digests)
         if not steps:
             return [Match(0, slots)]
-        steps.sort(reverse=True)
+        if len(steps) > 1:
+            steps.sort(reverse=True)
         matches: list[Match] = []
         last_end = 0
         for end, held in steps:  # the deepest first
@@ -220,7 +221,6 @@ class PrefixIndex:
                 last_end = end
         if slots:
             matches.append(Match(0, slots))
-        matches.reverse()
         return matches
 
     def record(self, digests: bytes, slot: Slot) -> None:

@@ -121,9 +121,10 @@ class Requests:
             self._refuse(client, submit, refusal)
             return
         hashes, digest = submit.block_hashes, submit.external_digest
-        digests = None if hashes is None or not self._reads_prefixes else bytes(hashes)
+        if hashes is not None and not isinstance(hashes, bytes):  # it nearly always is
+            hashes = bytes(hashes)
         assert self.block_size is not None
-        decision = self._router.route(digests, submit.num_prompt_tokens, self.block_size, now)
+        decision = self._router.route(hashes, submit.num_prompt_tokens, self.block_size, now)
         engine = self._engine_of_slot[decision.slot]
         request = Request(client, engine, request_id, attempt, decision, holder, digest)
         self._history.move(TRANSITIONS, request, DISPATCHED)

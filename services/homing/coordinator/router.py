@@ -160,10 +160,11 @@ class RankRouter:
         if now >= self.explanations.next_at:
             self._explain(matches, num_prompt_tokens, block_size, slot, now)
         num_cached = 0
-        for match in reversed(matches):
+        for match in matches:
             if match.slots >> slot & 1:
-                # A fully cached prompt still computes its last token.
-                num_cached = min(match.num_blocks * block_size, num_prompt_tokens - 1)
+                num_cached = match.num_blocks * block_size
+                if num_cached == num_prompt_tokens:  # its last token is computed all the same
+                    num_cached -= 1
                 break
         load = num_prompt_tokens - num_cached + TOKENS_OF_REQUEST if self._in_tokens else 1
         self._num_decisions = number = self._num_decisions + 1

@@ -40,14 +40,14 @@ def prefix_affinity(
 
     Ranks with equal matches differ by their load alone, so the least loaded of each group is the
     only candidate. `alpha * mean` is the same for all ranks and left out: subtracting it would
-    only add rounding errors that break exact ties. Who holds most comes first, for no score is
-    above what is held: the groups that hold less than the best score are not looked at.
+    only add rounding errors that break exact ties. No score is above what is held: the groups that
+    hold less than the best score are not looked at.
     """
     if len(matches) == 1:
         return loads.least_loaded(matches[0].slots)
     weight = alpha / max(loads.floor, loads.total / loads.num_open)
     best, best_score, best_order = Slot(0), -inf, 0
-    for match in reversed(matches):
+    for match in matches:
         held = match.num_blocks / num_prompt_blocks
         if held < best_score:
             break
@@ -67,7 +67,7 @@ def longest_prefix(
     Ties to the least loaded, so it balances what no rank holds. Source: the coordinator of Megatron
     Core, whose policy of this name takes the ranks that hold the deepest known block.
     """
-    return loads.least_loaded(matches[-1].slots)
+    return loads.least_loaded(matches[0].slots)
 
 
 def first_prefix_block(
@@ -80,7 +80,7 @@ def first_prefix_block(
     """
     holders = _all_slots(match for match in matches if match.num_blocks)
     others = _all_slots(match for match in matches if not match.num_blocks)
-    cut = [Match(held, slots) for held, slots in ((0, others), (1, holders)) if slots]
+    cut = [Match(held, slots) for held, slots in ((1, holders), (0, others)) if slots]
     return prefix_affinity(cut, 1, loads, alpha)
 
 
@@ -188,7 +188,7 @@ def _all_slots(matches: Iterable[Match]) -> int:
 
 Policy = Callable[[Sequence[Match], int, RankLoads, float], Slot]
 """(matches, the prompt's full blocks, loads, alpha) -> the chosen slot. The matches part the ranks
-that may be chosen, who holds least first; there is at least one."""
+that may be chosen, who holds most first; there is at least one."""
 
 POLICIES: dict[str, Policy] = {
     "prefix_affinity": prefix_affinity,
