@@ -94,6 +94,6 @@ def test_the_scores_of_prefix_affinity_are_those_it_decides_by() -> None:
     for _ in range(3):
         loads.charge(Slot(1))
     matches = [Match(3, 0b10), Match(0, 0b01)]
-    empty, full = policy_scores("prefix_affinity", matches, 4, loads, 0.5)
+    full, empty = policy_scores("prefix_affinity", matches, 4, loads, 0.5)
     assert (empty.slot, empty.score) == (0, 0.5 * 1.5 / 1.5)
     assert (full.slot, full.score) == (1, 0.75 - 0.5 * 1.5 / 1.5)
