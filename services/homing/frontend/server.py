@@ -13,6 +13,7 @@ from hypercorn.config import Config
 from quart import Quart
 
 from homing.errors import ConfigError
+from homing.frontend.keep_alive import use_connection_servers
 
 KEEP_ALIVE_S = 120.0
 """Idle connections live longer than in client pools (75 s at most), so that none is reset just as a
@@ -52,6 +53,7 @@ async def serve_http(
     Then accepts nothing new and gives running requests `drain_s`. `end_requests` makes those that
     are left fail, so that their clients are told.
     """
+    use_connection_servers()
     config = _hypercorn_config(fd, drain_s, tls)
     serving = asyncio.create_task(serve(app, config, shutdown_trigger=stop.wait))
     stopping = asyncio.create_task(stop.wait())
