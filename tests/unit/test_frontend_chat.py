@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import force_setattr
 
 from homing.wire import Finish, FinishReason
 from tests.support.byte_model import ALTERNATING_TEMPLATE, byte_id, byte_ids
@@ -110,7 +111,7 @@ async def test_log_probs_give_text_and_bytes_and_the_alternatives_asked_for(tmp_
 async def test_alternatives_that_are_barred_have_a_finite_floor(tmp_path):
     def barred(prompt, params):
         [part] = parts(prompt, params, byte_ids("x"))
-        object.__setattr__(part, "top", [[(byte_id(120), 0.0), (byte_id(98), float("-inf"))]])
+        force_setattr(part, "top", [[(byte_id(120), 0.0), (byte_id(98), float("-inf"))]])
         return [part]
 
     body = {"messages": HI, "logprobs": True, "top_logprobs": 2, "logit_bias": {"7": -100}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import force_setattr
 
 from homing.frontend import stream
 from homing.frontend.openai.blocks import BLOCK
@@ -36,7 +37,7 @@ async def test_tokens_of_log_probs_read_as_text(tmp_path):
 async def test_the_chosen_token_is_among_the_alternatives_though_it_is_not_probable(tmp_path):
     def surprising(prompt, params):
         [part] = parts(prompt, params, byte_ids("x"))
-        object.__setattr__(part, "top", [[(byte_id(97), -0.1), (byte_id(98), -0.2)]])
+        force_setattr(part, "top", [[(byte_id(97), -0.1), (byte_id(98), -0.2)]])
         return [part]
 
     async with serving(tmp_path, surprising) as frontend:
@@ -93,8 +94,8 @@ async def test_a_prompt_of_ids_may_break_off_inside_a_character(tmp_path):
 async def test_a_log_prob_of_minus_infinity_is_a_finite_floor(tmp_path):
     def barred(prompt, params):
         [part] = parts(prompt, params, byte_ids("x"))
-        object.__setattr__(part, "top", [[(byte_id(120), 0.0), (byte_id(98), float("-inf"))]])
-        object.__setattr__(part, "log_probs", [float("-inf")])
+        force_setattr(part, "top", [[(byte_id(120), 0.0), (byte_id(98), float("-inf"))]])
+        force_setattr(part, "log_probs", [float("-inf")])
         return [part]
 
     async with serving(tmp_path, barred) as frontend:

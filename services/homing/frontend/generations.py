@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import msgspec
+from msgspec import Struct
 
 from homing.client import Client, Generation, Part
 from homing.errors import HomingError
@@ -36,8 +37,7 @@ class SubmitOptions:
     tenant: int | None = None
 
 
-@dataclass(slots=True)
-class _Waiting:
+class _Waiting(Struct):
     """A part of choice `index` that was not handed out yet, or was taken."""
 
     index: int

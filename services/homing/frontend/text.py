@@ -6,7 +6,6 @@ Streamed and whole answers both come from here, which is why they are equal.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import repeat
 
 from msgspec import Struct
@@ -55,18 +54,17 @@ class PromptTokens:
             offset += len(decoder.push([token_id]))
 
 
-@dataclass(slots=True)
-class Piece:
+class Piece(Struct):
     """What a client is to see next of one choice: some text and the tokens behind it."""
 
     text: str = ""
-    tokens: list[Token] = field(default_factory=list)
+    tokens: list[Token] = []
     prompt_tokens: PromptTokens | None = None
     """In a choice's first piece, when log-probabilities of the prompt were asked for."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     """The stop word or stop id, of those that the request named, that ended the choice."""
-    events: list[Event] = field(default_factory=list)
+    events: list[Event] = []
     """Of a chat: what the text means."""
     num_reasoning_tokens: int = 0
     num_cached_tokens: int = 0

@@ -11,7 +11,7 @@ have been.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
@@ -82,7 +82,7 @@ class ThinkingGeneration:
             if part.finish is not None and part.finish.reason is not FinishReason.LENGTH:
                 yield part
                 return
-            yield replace(part, finish=None)
+            yield msgspec.structs.replace(part, finish=None)
         if self._limit.is_thinking(generated):
             closer = self._limit.closer
             yield _forced(closer, self._params)
@@ -90,7 +90,7 @@ class ThinkingGeneration:
         resumed = self._prompt + pack_tokens(generated)
         self._current = self._submit(resumed, self._params, len(generated))
         async for part in self._current:
-            yield replace(part, num_cached_tokens=None)
+            yield msgspec.structs.replace(part, num_cached_tokens=None)
 
 
 def _forced(token_ids: list[int], params: SamplingParams) -> Part:

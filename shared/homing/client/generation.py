@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 
 import msgspec
+from msgspec import Struct
 
 from homing.errors import ContextLengthExceeded, HomingError, InternalError, InvalidRequest
 from homing.params import SamplingParams
@@ -26,8 +27,7 @@ Alternatives = list[tuple[int, float]]
 """(token id, log-probability) of the most probable tokens at one position, best first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """What one step brought. The last part of a stream, and no other, has `finish`."""
 
     token_ids: list[int]
@@ -61,7 +61,7 @@ class Part:
             self.log_probs.extend(later.log_probs)
         if self.top is not None and later.top is not None:
             self.top.extend(later.top)
-        return replace(self, finish=later.finish)
+        return msgspec.structs.replace(self, finish=later.finish)
 
 
 class Generation:
