@@ -118,9 +118,14 @@ class Fleet:
         return [_seen(i) for i in self.raw(read_event(sender, frames))]
 
     def say(self, sender: bytes, message: Message) -> list[tuple[bytes, Message]]:
-        frames = pack(message)
-        event = Received(sender, parse(frames), frames)  # type: ignore[arg-type]  # any kind
-        return [_seen(i) for i in self.raw(event)]
+        return [_seen(i) for i in self.raw(_received(sender, message))]
+
+    def burst(self, *said: tuple[bytes, Message]) -> list[tuple[bytes, Message]]:
+        """They come together."""
+        events = [_received(sender, message) for sender, message in said]
+        instructions = self.coordinator.handle_all(events, self.now)
+        self.coordinator.check()
+        return [_seen(i) for i in instructions]
 
     def fail(self, peer: bytes, failure: Failure = Failure.GONE) -> list[tuple[bytes, Message]]:
         return [_seen(i) for i in self.raw(Unsent(peer, failure))]
@@ -165,6 +170,11 @@ def joined_fleet(*, engines: int = 2, clients: int = 1, **settings: Any) -> Flee
     for number in range(1, clients + 1):
         fleet.join_client(number)
     return fleet
+
+
+def _received(sender: bytes, message: Message) -> Received:
+    frames = pack(message)
+    return Received(sender, parse(frames), frames)  # type: ignore[arg-type]  # any kind
 
 
 def _seen(instruction: Instruction) -> tuple[bytes, Message]:

@@ -28,7 +28,7 @@ from homing.wire import (
     Submit,
     pack_payload,
 )
-from tests.support.coordinator_fleet import Fleet, kinds, output, submit, to
+from tests.support.coordinator_fleet import Fleet, joined_fleet, kinds, output, submit, to
 
 WELL = RankSigns(silent_s=0.0, slowness=1.0)
 LEAVING = RankSigns(silent_s=0.0, slowness=1.0, leaving=True)
@@ -154,6 +154,21 @@ def test_the_last_rank_is_never_barred() -> None:
 def test_a_rank_that_leaves_gets_nothing_even_if_no_other_is_there() -> None:
     assert limits(health_of(0), LEAVING) == [0]
     assert limits(health_of(MAX_FAILURES), WELL, LEAVING) == [100, 0]
+
+
+def test_a_rank_that_serves_again_has_its_full_load_for_the_rest_of_the_burst() -> None:
+    fleet = joined_fleet(engines=1, max_queued_requests=8)
+    for _ in range(MAX_FAILURES):
+        fleet.fail(b"e0")
+        fleet.tick()
+        fleet.join_engine(0)
+    while fleet.coordinator.admission.circuit(RankId(0)) != Circuit.HALF_OPEN.value:
+        fleet.tick()
+        fleet.beat(b"e0", b"c1")
+    fleet.say(b"c1", submit(request_id=1))
+    more = [(b"c1", submit(request_id=number)) for number in (2, 3, 4)]
+    seen = fleet.burst((b"e0", output((1, 0))), *more)
+    assert kinds(seen) == [(b"c1", "Output"), *[(b"e0", "Submit")] * 3]
 
 
 # Fair shares

@@ -7,7 +7,7 @@ import pytest
 
 from homing.coordinator.events import Forward, Received
 from homing.prefix import block_hashes
-from homing.wire import Abort, FinishReason, Lost, LostReason, Output, Submit, pack
+from homing.wire import Abort, FinishReason, Goodbye, Lost, LostReason, Output, Submit, pack
 from tests.support.coordinator_fleet import (
     Fleet,
     joined_fleet,
@@ -204,6 +204,15 @@ def test_a_submission_that_contradicts_itself_is_answered_invalid(
     assert lost(fleet.say(b"c1", message)) == [(1, 0, LostReason.INVALID)]
     assert fleet.loads == {0: 0, 1: 0}
     assert fleet.stats()["refused"] == {"invalid": 1}
+
+
+def test_what_can_never_be_served_is_told_so_though_there_is_no_rank(fleet: Fleet) -> None:
+    """Not to come again later."""
+    for engine in (b"e0", b"e1"):
+        fleet.say(engine, Goodbye())
+    wrong = submit(block_hashes=b"x" * 31)
+    assert lost(fleet.say(b"c1", wrong)) == [(1, 0, LostReason.INVALID)]
+    assert lost(fleet.say(b"c1", submit())) == [(1, 0, LostReason.NO_RANK)]
 
 
 def test_a_submission_that_cannot_be_parsed_but_identified_is_answered_invalid(

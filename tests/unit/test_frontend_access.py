@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import socket
+import ssl
 import subprocess
 
 import pytest
@@ -145,6 +147,22 @@ async def test_a_certificate_makes_it_https(tmp_path, certificate):
         body = await frontend.post("/v1/completions", {"prompt": "x"})
         assert body["choices"][0]["text"] == "x"
         assert len(await frontend.stream("/v1/completions", {"prompt": "x"})) == 1
+
+
+async def test_a_stop_does_not_wait_for_the_goodbye_of_an_idle_client(tmp_path, certificate):
+    """Who has an idle connection in its pool does not read it, and so answers no goodbye."""
+    files = {"tls": certificate, "drain_s": 100.0}
+    async with serving(tmp_path / "model", says(byte_ids("x")), **files) as frontend:
+        trusting = ssl.create_default_context(cafile=certificate.certificate)
+        trusting.check_hostname = False
+
+        def connected() -> ssl.SSLSocket:
+            client = socket.create_connection((frontend.host, frontend.port))
+            return trusting.wrap_socket(client)
+
+        with await asyncio.to_thread(connected):
+            frontend.stop.set()
+            await asyncio.wait_for(frontend.serving, 30.0)
 
 
 async def test_a_certificate_that_is_none_is_a_config_error(tmp_path):

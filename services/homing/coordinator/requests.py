@@ -263,12 +263,12 @@ class Requests:
             return _invalid(f"{num_tokens} prompt tokens in {num_there} bytes")
         if submit.num_resumed_tokens > num_tokens:
             return _invalid(f"{submit.num_resumed_tokens} of {num_tokens} tokens are resumed")
-        if self.block_size is None or not self._loads.num_open:
-            return Refusal(LostReason.NO_RANK, "no engine is serving", RETRY_AFTER_S)
-        if hashes is not None and self._reads_prefixes:
+        if hashes is not None and self._reads_prefixes and self.block_size:
             num_points = num_routing_points(num_tokens // self.block_size)
             if len(hashes) != num_points * DIGEST_BYTES:
                 return _invalid(f"{len(hashes)} bytes of hashes for {num_points} routing points")
+        if not self._loads.num_open or self.block_size is None:
+            return Refusal(LostReason.NO_RANK, "no engine is serving", RETRY_AFTER_S)
         if why := self._admission.why_not(holder, now):
             return Refusal(LostReason.OVERLOADED, why, self._shares.retry_after_s(now))
         return None

@@ -209,9 +209,10 @@ class Sessions:
             self.end(engine, PeerEvent.LOST, "did not take the fleet's weights", now)
 
     def settle(self, now: float) -> None:
-        """After each event: begin the commands whose turn it is, tell clients what changed."""
+        """After each event that may have changed more than requests: begin the commands whose turn
+        it is, tell clients what changed."""
         control = self._control
-        # Asked after every message, and hardly ever true: attributes before a call.
+        # Asked often, and hardly ever true: attributes before a call.
         while control.epoch_moved or (control.waiting and control.is_next_due):
             if control.epoch_moved:
                 self._begin_epoch(now)

@@ -137,16 +137,17 @@ class Coordinator:
                 settle(now)
                 continue
             peer.last_seen = now
-            # The usual messages first, without a `match`, whose class patterns are slow. What they
-            # change beside requests, which is next to never, settles soon after.
+            # The usual messages first, without a `match`, whose class patterns are slow.
             if isinstance(peer, Engine):
                 if isinstance(message, Output):
                     self._on_output(peer, message, event.frames, now)
+                    if self.admission.is_stale:  # a rank was lost, or serves again
+                        settle(now)
                     continue
                 self._from_engine(peer, message, now)
             elif isinstance(message, Submit):
                 self.requests.submit(peer, message, event.frames, now)
-                continue
+                continue  # it changed nothing but requests
             else:
                 self._from_client(peer, message, event.frames, now)
             settle(now)

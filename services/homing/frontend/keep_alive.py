@@ -14,6 +14,9 @@ from typing import Any
 from hypercorn.asyncio import run
 from hypercorn.asyncio.tcp_server import TCPServer
 
+GOODBYE_S = 1.0
+"""For a client to close its end of a TLS connection, which those of idle ones seldom do."""
+
 
 class IdleWatch:
     """Closes a connection that was idle for so long, or is idle when the server stops."""
@@ -37,6 +40,10 @@ class IdleWatch:
         """It is not."""
         self._idle_since = None
 
+    @property
+    def is_idle(self) -> bool:
+        return self._idle_since is not None
+
     def end(self) -> None:
         """The connection is closed."""
         if self._task is not None:
@@ -55,8 +62,7 @@ class IdleWatch:
             wait_s = self._timeout_s
             if since is not None:
                 wait_s -= self._server.loop.time() - since
-        if self._idle_since is not None:
-            await asyncio.shield(self._server.close_idle())
+        await asyncio.shield(self._server.close_idle())
 
 
 class ConnectionServer(TCPServer):
@@ -68,10 +74,21 @@ class ConnectionServer(TCPServer):
         self.idle_task = self._watch  # pyright: ignore[reportAttributeAccessIssue]
 
     async def close_idle(self) -> None:
-        await self._initiate_server_close()
+        """Close it, unless it is idle no more."""
+        if self._watch.is_idle:
+            await self._initiate_server_close()
+            self.loop.call_later(GOODBYE_S, self._give_up)
+
+    def _give_up(self) -> None:
+        """Nothing of an answer is left to send; what is missing is the client's own goodbye."""
+        if not self.writer.transport.get_write_buffer_size():
+            self.writer.transport.abort()
 
     async def _close(self) -> None:
         self._watch.end()
+        task = asyncio.current_task()
+        if task and task.cancelling():  # the time of a stop is over
+            self.writer.transport.abort()
         await super()._close()
 
 

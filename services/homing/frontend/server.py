@@ -63,9 +63,9 @@ async def serve_http(
     await end_requests()
     # From Python 3.12 on, Hypercorn waits for open connections before it looks at its own limit.
     await asyncio.wait([serving], timeout=2 * LAST_WORDS_S)
-    serving.cancel()
+    was_cut_off = serving.cancel()
     await asyncio.gather(serving, return_exceptions=True)
-    if not serving.cancelled() and (error := serving.exception()):
+    if not was_cut_off and (error := serving.exception()):
         raise error
 
 
