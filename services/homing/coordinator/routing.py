@@ -45,7 +45,7 @@ def prefix_affinity(
     """
     if len(matches) == 1:
         return loads.least_loaded(matches[0].slots)
-    weight = alpha / max(loads.floor, loads.total / loads.num_open)
+    weight = alpha / max(loads.floor, loads.mean)
     best, best_score, best_order = Slot(0), -inf, 0
     for match in matches:
         held = match.num_blocks / num_prompt_blocks

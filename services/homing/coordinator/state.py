@@ -127,31 +127,23 @@ class Coordinator:
         now = self._now = max(now, self._now)
         by_identity, settle = self.peers.by_identity, self.sessions.settle
         for event in events:
-            if not isinstance(event, Received):
-                self._on_incident(event, now)
-                settle(now)
-                continue
-            message, peer = event.message, by_identity.get(event.sender)
-            if peer is None or type(message) is Hello:  # `isinstance` of other structs is slow
-                self._at_the_door(event.sender, message, now)
-                settle(now)
-                continue
-            peer.last_seen = now
-            # The usual messages first, without a `match`, whose class patterns are slow.
-            if isinstance(peer, Engine):
-                if isinstance(message, Output):
+            if isinstance(event, Received):
+                message, peer = event.message, by_identity.get(event.sender)
+                # The usual ones first, without a `match`, whose class patterns are slow.
+                if isinstance(peer, Engine) and isinstance(message, Output):
+                    peer.last_seen = now
                     self._on_output(peer, message, event.frames, now)
-                    if self.admission.is_stale:  # a rank was lost, or serves again
-                        settle(now)
+                    if not self.admission.is_stale:  # no rank was lost, none serves again
+                        continue
+                elif isinstance(peer, Client) and isinstance(message, Submit):
+                    peer.last_seen = now
+                    self.requests.submit(peer, message, event.frames, now)
                     continue
-                self._from_engine(peer, message, now)
-            elif isinstance(message, Submit):
-                self.requests.submit(peer, message, event.frames, now)
-                continue  # it changed nothing but requests
+                else:
+                    self._on_message(peer, event, now)
             else:
-                self._from_client(peer, message, event.frames, now)
+                self._on_incident(event, now)
             settle(now)
-        settle(now)
         instructions = self._outbox.copy()
         self._outbox.clear()
         return instructions
@@ -172,10 +164,17 @@ class Coordinator:
             case _:
                 assert_never(event)
 
-    def _at_the_door(self, sender: bytes, message: ToCoordinator, now: float) -> None:
+    def _on_message(self, peer: Peer | None, event: Received, now: float) -> None:
+        sender, message = event.sender, event.message
+        if peer is not None:
+            peer.last_seen = now
         if isinstance(message, Hello):
             self._strangers.forget(sender)
             self.sessions.hello(sender, message, now)
+        elif isinstance(peer, Engine):
+            self._from_engine(peer, message, now)
+        elif peer is not None:
+            self._from_client(peer, message, event.frames, now)
         elif not isinstance(message, Goodbye) and self._strangers.may_tell(sender, now):
             self._outbox.append(Send(sender, Rejoin(self._incarnation)))
 

@@ -58,7 +58,7 @@ class Piece(Struct):
     """What a client is to see next of one choice: some text and the tokens behind it."""
 
     text: str = ""
-    tokens: list[Token] = []
+    tokens: list[Token] = []  # a struct makes a new list for each
     prompt_tokens: PromptTokens | None = None
     """In a choice's first piece, when log-probabilities of the prompt were asked for."""
     finish_reason: str | None = None
